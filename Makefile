@@ -1,0 +1,49 @@
+# `make demo` and `make test` do all their own set-up; they need Python 3.11 and make.
+PYTHON ?= python3.11
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-full lint type format bench bundle manifests clean
+
+help:  ## list the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(VENV)/.base: requirements.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -r requirements.txt
+	@touch $@
+
+$(VENV)/.test: requirements-test.txt $(VENV)/.base
+	$(BIN)/python -m pip install -q -r requirements-test.txt
+	@touch $@
+
+demo: $(VENV)/.base  ## apply, verify, re-apply and revert on the real pinned wheel (under 2 minutes)
+	@$(BIN)/python devtools/demo.py
+
+test: lint  ## lint, types and every test that CI runs
+	$(BIN)/python -m pytest -m "not gpu and not full"
+
+test-full: lint  ## the long runs too (kills, write errors, property tests at full size)
+	$(BIN)/python -m pytest -m "not gpu"
+
+lint: $(VENV)/.test  ## ruff and mypy (strict)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.test  ## let ruff format the tree
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.test  ## measure apply and verify side by side (writes benchmarks/results)
+	$(BIN)/python benchmarks/engine_speed.py
+
+bundle: $(VENV)/.base  ## build dist/sglang-overlay.pyz: one file, needs only Python 3.10 or newer
+	$(BIN)/python devtools/bundle.py
+
+manifests: $(VENV)/.base  ## regenerate patches/*/manifests from the released wheels
+	$(BIN)/python devtools/manifests.py
+
+clean:  ## remove everything that these targets made
+	rm -rf $(VENV) .cache .run dist

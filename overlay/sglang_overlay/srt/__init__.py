@@ -1,0 +1,1 @@
+"""The glue between SGLang's runtime and the overlay. No mathematics here."""
