@@ -1,0 +1,38 @@
+"""What can go wrong, as data: a `Fault` says what, where and what to do; `Refused` carries all of them.
+
+Everything a caller can provoke ends in `Refused`, after every fault has been collected. Any other
+exception that leaves the engine is a bug of the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One reason why something was not done.
+
+    ``code`` is stable and meant for scripts (kebab-case, listed in docs/operations.md), ``message``
+    says what was found and what was needed, ``hint`` what the reader can do about it.
+    """
+
+    code: str
+    message: str
+    path: str = ""
+    hint: str = ""
+
+
+class Refused(Exception):
+    """The request was refused, or failed and was undone. The tree is as it was before."""
+
+    def __init__(self, faults: Iterable[Fault]) -> None:
+        self.faults = tuple(faults)
+        assert self.faults, "a refusal needs a reason"
+        super().__init__("; ".join(fault.message for fault in self.faults))
+
+
+def refuse(code: str, message: str, *, path: str = "", hint: str = "") -> Refused:
+    """Return a `Refused` with one fault, to be raised by the caller."""
+    return Refused([Fault(code=code, message=message, path=path, hint=hint)])
