@@ -1,6 +1,6 @@
 """Primitives on single files that keep what the installer gave them: mode, owner, xattrs, times.
 
-Nothing here follows a symbolic link: a link is a file of its own, with its own digest.
+But for `digest_content`, nothing follows a symbolic link: a link is a file of its own.
 """
 
 from __future__ import annotations
@@ -32,6 +32,14 @@ def digest_path(path: Path) -> str | None:
             return f"link:{path.readlink()}"
         return digest(path.read_bytes()) if stat.S_ISREG(mode) else "special"
     except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def digest_content(path: Path) -> str | None:
+    """Return the sha256 of what is read at ``path``, through a link too; None for nothing."""
+    try:
+        return digest(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
 
 
