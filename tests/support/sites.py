@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import stat
 from pathlib import Path
 
 from devtools import wheels
-from patcher import record, source
+from patcher import engine, record, source
 from patcher.manifest import Manifest
 
 # What a wheel of any release has beside the files that the overlay knows.
@@ -43,3 +44,26 @@ def slim_site(release: str, folder: Path) -> Path:
     absent = [path for path in record.rows(content) if not (folder / path).exists()]
     listing.write_bytes(record.edit(content, put={}, drop=absent))
     return folder
+
+
+def patched_site(release: str, folder: Path) -> Path:
+    """Make a `slim_site` and apply this product's overlay to it."""
+    site = slim_site(release, folder)
+    outcome = engine.apply(engine.Request(target=str(site)))
+    assert outcome.exit_code == 0, outcome.errors
+    return site
+
+
+def snapshot(folder: Path) -> dict[str, tuple[object, ...]]:
+    """Return all that a read-only run must leave as it is: path → what stands there.
+
+    For every file, folder and link: inode, mode, owner, time, size, link count and content.
+    """
+
+    def look(path: Path) -> tuple[object, ...]:
+        status = path.lstat()
+        content = path.read_bytes() if stat.S_ISREG(status.st_mode) else b""
+        owner = (status.st_uid, status.st_gid)
+        return (status.st_ino, status.st_mode, owner, status.st_mtime_ns, status.st_nlink, content)
+
+    return {str(path): look(path) for path in (folder, *sorted(folder.rglob("*")))}
