@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import sys
-import traceback
 
 from patcher import prerequisites
 
@@ -99,6 +98,8 @@ def run() -> int:
         click.echo("interrupted; nothing was changed", err=True)
         return INTERRUPTED
     except Exception:  # noqa: BLE001 - the last resort of the program
+        import traceback  # not worth its time in a run that ends well
+
         traceback.print_exc()
         click.echo("This is a bug of the overlay: please report the lines above.", err=True)
         return BUG
