@@ -6,16 +6,14 @@ from __future__ import annotations
 import sys
 import traceback
 
-try:
-    import click
-except ImportError:
-    sys.exit(
-        "click is missing. Run `python -m pip install 'click>=8.1,<9' 'unidiff>=0.7.5,<2'`, "
-        "or use the one-file bundle, which needs nothing but Python 3.10."
-    )
+from patcher import prerequisites
 
-from patcher import engine, report
-from patcher.engine import Request
+prerequisites.demand()
+
+import click  # noqa: E402
+
+from patcher import engine, report  # noqa: E402
+from patcher.engine import Request  # noqa: E402
 
 BUG = 3
 INTERRUPTED = 130

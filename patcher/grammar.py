@@ -118,14 +118,19 @@ class _Reader:
     def read(self) -> list[Fault]:
         self._read_bytes()
         self._read_prose()
+        section: _Section | None = None
         while self.at < len(self.lines):
             if self._line().startswith((b"--- ", b"+++ ")):
-                self._read_section()
+                section = self._read_names()
             elif self._line().startswith(b"@@"):
-                self._fault("patch-file-header", "a hunk without `--- ` and `+++ ` lines above it")
-                self._read_hunk(_Section())
+                if section is None:
+                    self._fault("patch-file-header", "a hunk without `--- ` and `+++ ` above it")
+                section = section or _Section()
+                self._read_hunk(section)
             else:
                 self._read_stray()
+                if section is not None:
+                    section.damaged = True  # a hunk may be lost in what was skipped
         return self.faults
 
     def _fault(self, code: str, message: str, *, at: int | None = None, hint: str = "") -> None:
@@ -202,7 +207,8 @@ class _Reader:
                 self._fault_beyond()
             self.at += 1
 
-    def _read_section(self) -> None:
+    def _read_names(self) -> _Section:
+        """Read the two lines that start a file section."""
         start = self.at
         old = self._read_name(b"--- ", "a/")
         new = self._read_name(b"+++ ", "b/")
@@ -219,9 +225,7 @@ class _Reader:
                 )
         if not self._line().startswith(b"@@"):
             self._fault("patch-file-header", "a file section without a hunk", at=start)
-        section = _Section()
-        while self._line().startswith(b"@@"):
-            self._read_hunk(section)
+        return _Section()
 
     def _read_name(self, mark: bytes, prefix: str) -> str | None:
         """Read one of a section's two name lines; return its path if that can be used."""

@@ -29,7 +29,7 @@ _SERIES_HINT = "The overlay's own files are incomplete or were edited: fetch the
 
 
 class Entry(Protocol):
-    """What `load` needs of a folder and of the files in it; `pathlib` and `zipfile` paths have it."""
+    """What `load` needs of a folder and its files: a part of `pathlib.Path` and `zipfile.Path`."""
 
     @property
     def name(self) -> str:
@@ -171,10 +171,11 @@ def _read_patch(name: str, text: bytes) -> Patch:
     files: tuple[FilePatch, ...] = ()
     prose, _ = split_header(text)
     subject, fields = _read_prose(prose.decode(errors="backslashreplace"))
-    try:
-        prose.decode()
-    except UnicodeDecodeError as error:
-        faults.append(_header_fault(name, f"the prose is not UTF-8 (byte {error.start})"))
+    for number, line in enumerate(prose.split(b"\n"), start=1):
+        try:
+            line.decode()
+        except UnicodeDecodeError:
+            faults.append(_header_fault(name, f"line {number} is not UTF-8"))
     if not subject or subject.partition(":")[0] in _FIELDS:
         faults.append(_header_fault(name, "the first line is not a subject"))
     for label, attribute in _FIELDS.items():
