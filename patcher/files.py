@@ -75,8 +75,8 @@ def write(target: Path, content: bytes, *, like: Path, mtime_ns: int) -> None:
 
 
 def make_directory(target: Path, *, like: Path) -> None:
-    """Create the folder ``target`` with the mode and owner of the folder ``like``."""
-    target.mkdir(mode=0o700)
+    """Make ``target`` a folder with the mode and owner of the folder ``like``."""
+    target.mkdir(mode=0o700, exist_ok=True)
     status = like.stat()
     _own(target, status)
     target.chmod(stat.S_IMODE(status.st_mode))

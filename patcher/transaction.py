@@ -296,8 +296,8 @@ def _parse(text: bytes, bases: Sequence[Path]) -> _Journal:
 def _act(journal: _Journal) -> None:
     """Bring every target to its final state. Safe to repeat from any point."""
     for folder in journal.folders(journal.new_folders):
-        if not folder.is_dir():
-            files.make_directory(folder, like=folder.parent)
+        # Also where it stands already: a run may have died before it gave the folder its mode.
+        files.make_directory(folder, like=folder.parent)
     for number, step in enumerate(journal.steps):
         if step.after is None:
             journal.target(step).unlink(missing_ok=True)
