@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -50,7 +50,7 @@ def hooked_file(site: Path) -> Path:
 
 
 @pytest.fixture
-def product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+def product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Return a function that makes the engine ship another overlay from then on."""
     real = source.locate().root
 
@@ -69,7 +69,7 @@ def product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
                 (package / name).write_text(text)
         monkeypatch.setattr(source, "locate", lambda: Source(root))
 
-    yield ship
+    return ship
 
 
 def test_round_trip_on_what_pip_installs(release: str, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_new_files_belong_to_the_owner_of_the_tree(site: Path) -> None:
     assert owners == {(1234, 1234)}
 
 
-def test_line_ends_and_text_beyond_ascii_survive(site: Path) -> None:
+def test_the_original_of_a_file_beyond_ascii_is_kept(site: Path) -> None:
     apply(site)
     original = next(site.glob("sglang_overlay/_state/originals/**/server_args.py.orig"))
     assert (
