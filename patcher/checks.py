@@ -21,6 +21,9 @@ from patcher.state import FileReport, FileState, Survey
 
 _GPU_SECONDS = 60.0
 _LISTED = 4
+_NAME = re.compile(re.escape(PACKAGE.encode()))
+_MODULE = re.compile(_NAME.pattern + rb"(\.\w+)*")
+_IMPORT = re.compile(rb"^\s*(from|import)\s+" + _NAME.pattern, re.MULTILINE)
 
 
 class Status(str, Enum):
@@ -233,9 +236,20 @@ def _sources(scene: Scene) -> Iterator[Path]:
 
 
 def _disagrees(pyc: Path, text: bytes) -> bool:
-    # A module's name stands in the pyc of whatever imports it, at every optimisation level.
-    name = PACKAGE.encode()
-    return (name in text) != (name in pyc.read_bytes())
+    return bool(_IMPORT.search(text)) != _imports_overlay(pyc.read_bytes())
+
+
+def _imports_overlay(code: bytes) -> bool:
+    """Tell whether compiled code holds the name of an overlay module, at any optimisation level.
+
+    A name is marshalled behind its length. The path of the source, which stands in every pyc, may
+    hold the same letters, but not alone.
+    """
+    for found in _NAME.finditer(code):
+        start = found.start()
+        if _MODULE.fullmatch(code[start : start + code[start - 1]]):
+            return True
+    return False
 
 
 def check_leftovers(scene: Scene) -> Check:
