@@ -26,8 +26,8 @@ INTERRUPTED = 130
     help="A site-packages folder, a virtual environment or a Python executable. "
     "Default: the SGLang of the Python that runs this.",
 )
-@click.option("--revert", "verb", flag_value="revert", help="Take the overlay off, byte for byte.")
-@click.option("--status", "verb", flag_value="status", help="Say what the target is.")
+@click.option("--revert", is_flag=True, help="Take the overlay off, byte for byte.")
+@click.option("--status", is_flag=True, help="Say what the target is; writes nothing.")
 @click.option("--check", is_flag=True, help="Plan only: say what would change and write nothing.")
 @click.option("--diff", "with_diff", is_flag=True, help="Show the change as a unified diff.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
@@ -44,7 +44,8 @@ INTERRUPTED = 130
 def main(
     *,
     target: str | None,
-    verb: str | None,
+    revert: bool,
+    status: bool,
     check: bool,
     with_diff: bool,
     as_json: bool,
@@ -57,6 +58,8 @@ def main(
     Exit codes: 0 done (changed or not); 1 refused, or failed with nothing left half done;
     2 wrong usage; 3 a bug of this program; 130 interrupted.
     """
+    if status and (revert or check):
+        raise click.UsageError("--status goes with neither --revert nor --check")
     request = Request(
         target=target,
         check=check,
@@ -64,8 +67,8 @@ def main(
         while_running=while_running,
         wait=wait,
     )
-    verbs = {"revert": engine.revert, "status": engine.status}
-    outcome = verbs.get(verb or "", engine.apply)(request)
+    verb = engine.status if status else engine.revert if revert else engine.apply
+    outcome = verb(request)
     if as_json:
         click.echo(report.to_json(outcome, with_diff=with_diff))
         return outcome.exit_code
@@ -87,9 +90,11 @@ def run() -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted: nothing is left half done", err=True)
         return INTERRUPTED
-    except Exception:  # noqa: BLE001 - the last resort of the program
+    except Exception as error:  # noqa: BLE001 - the last resort of the program
         traceback.print_exc()
         click.echo("This is a bug of the overlay: please report the lines above.", err=True)
+        if "--json" in sys.argv:
+            click.echo(report.to_json(report.bug("apply", str(error))))
         return BUG
 
 

@@ -45,6 +45,26 @@ class Outcome:
         return 1 if self.errors else 0
 
 
+def bug(command: str, what: str) -> Outcome:
+    """Return the outcome of a run that ended in a fault of this program."""
+    return Outcome(
+        command=command,
+        target="",
+        release=None,
+        overlay_version=None,
+        state_before=None,
+        state_after=None,
+        errors=(
+            Fault(
+                code="bug",
+                message=what,
+                hint="Please report it with the lines on stderr. Whatever was begun is finished "
+                "or undone by the next run.",
+            ),
+        ),
+    )
+
+
 def to_json(outcome: Outcome, *, with_diff: bool = False) -> str:
     """Return the outcome as one JSON object."""
     document = {

@@ -456,7 +456,7 @@ def mutations(draw: st.DrawFn) -> bytes:
 
 
 @given(mutations())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_a_mutated_patch_is_refused_or_read_as_it_stands(text: bytes) -> None:
     accepts(text)
 

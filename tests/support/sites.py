@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import venv
 from pathlib import Path
 
 from devtools import wheels
-from patcher import record, source
+from patcher import engine, record, source
 from patcher.manifest import Manifest
 
 # What a wheel of any release has beside the files that the overlay knows.
@@ -43,3 +49,49 @@ def slim_site(release: str, folder: Path) -> Path:
     absent = [path for path in record.rows(content) if not (folder / path).exists()]
     listing.write_bytes(record.edit(content, put={}, drop=absent))
     return folder
+
+
+def pip_site(release: str, folder: Path) -> Path:
+    """Make ``folder`` a copy of what pip installs of sglang ``release``: all files, compiled.
+
+    RECORD is pip's own, with rows without hashes for the bytecode and rows that lead out of
+    site-packages for the scripts. The install is made once (half a minute) and kept in the cache.
+    """
+    master = wheels.CACHE / "installs" / f"{release}-py{sys.version_info[0]}{sys.version_info[1]}"
+    if not master.is_dir():
+        master.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=master.parent) as scratch:
+            environment = Path(scratch) / "venv"
+            venv.create(environment, with_pip=False, symlinks=True)
+            subprocess.run(
+                [sys.executable, "-m", "pip", "--python", str(environment / "bin" / "python")]
+                + ["install", "--quiet", "--no-deps", "--disable-pip-version-check"]
+                + [str(wheels.wheel(release))],
+                env={k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"},
+                check=True,
+            )
+            next(environment.glob("lib/python3*/site-packages")).replace(master)
+    return Path(shutil.copytree(master, folder, symlinks=True))
+
+
+def patched_site(release: str, folder: Path) -> Path:
+    """Make a `slim_site` and apply this product's overlay to it."""
+    site = slim_site(release, folder)
+    outcome = engine.apply(engine.Request(target=str(site)))
+    assert outcome.exit_code == 0, outcome.errors
+    return site
+
+
+def snapshot(folder: Path) -> dict[str, tuple[object, ...]]:
+    """Return all that a read-only run must leave as it is: path → what stands there.
+
+    For every file, folder and link: inode, mode, owner, time, size, link count and content.
+    """
+
+    def look(path: Path) -> tuple[object, ...]:
+        status = path.lstat()
+        content = path.read_bytes() if stat.S_ISREG(status.st_mode) else b""
+        owner = (status.st_uid, status.st_gid)
+        return (status.st_ino, status.st_mode, owner, status.st_mtime_ns, status.st_nlink, content)
+
+    return {str(path): look(path) for path in (folder, *sorted(folder.rglob("*")))}
