@@ -1,4 +1,4 @@
-"""A writing call fails: the run ends whole (exit 0) or with nothing changed (exit 1), never between.
+"""A writing call fails: the run ends whole (exit 0) or with nothing changed (1), never between.
 
 Once for a single failure and once for a disk that refuses from then on; the latter may leave the
 putting back to the next run, which then has to do it.
@@ -131,4 +131,6 @@ def _fail(bench: Bench, task: Task, fault: Fault, *, opposite: bool) -> None:
     if fault.onwards or warned:
         finish(bench, task, opposite=opposite, said=f"{said} ({ended.told})")
     else:
-        bench.assert_is(task.start if ended.code else task.goal, f"{said} ({ended.told})")
+        # Where only the report could not be written, the tree is as it should be.
+        done = ended.code == 0 or "report could not be written" in ended.told
+        bench.assert_is(task.goal if done else task.start, f"{said} ({ended.told})")
