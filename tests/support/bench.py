@@ -66,7 +66,7 @@ class Bench:
         self.now = now
         self._earlier = earlier
         self._checkouts = (checkout, ROOT)
-        self._known = {State.PRISTINE: snapshot(site)}
+        self._known: dict[State, Snapshot] = {State.PRISTINE: snapshot(site)}
         for state in (State.EARLIER, State.PATCHED, State.PRISTINE):
             self.bring(state)
             self._known.setdefault(state, self._look(state))
