@@ -303,8 +303,7 @@ def _act(journal: _Journal) -> None:
         elif os.path.lexists(journal.new(number, step)):
             journal.new(number, step).replace(journal.target(step))
     for folder in sorted(journal.folders(journal.prune), reverse=True):
-        with contextlib.suppress(OSError):  # not empty: somebody keeps a file of theirs in it
-            folder.rmdir()
+        files.remove_empty(folder)
     for step in journal.steps:
         found = files.digest_path(journal.target(step))
         if found != step.after:
@@ -328,11 +327,10 @@ def _undo(journal: _Journal, *, keep: frozenset[Path] = frozenset()) -> None:
             if target.parent.is_dir():
                 target.unlink(missing_ok=True)
         elif os.path.lexists(old):
-            target.parent.mkdir(parents=True, exist_ok=True)
+            files.make_parents(target)
             old.replace(target)
     for folder in reversed(journal.folders(journal.new_folders)):
-        with contextlib.suppress(OSError):
-            folder.rmdir()
+        files.remove_empty(folder)
     _sync(journal)
 
 
