@@ -26,8 +26,8 @@ def lived_in_site(release: str, folder: Path) -> Path:
     """Make ``folder`` a slim site that has been used: bytecode, odd modes and owners, xattrs.
 
     Every file that the overlay changes has bytecode of two optimisation levels, listed in RECORD
-    without a hash as pip does; one has mode 640, one an extended attribute, and for root also
-    another owner.
+    without a hash as pip does. The folder has mode 775, one file 640, one an extended attribute,
+    and for root one has another owner.
     """
     slim_site(release, folder)
     hooked = sorted(manifest_of(release).files)
@@ -40,6 +40,7 @@ def lived_in_site(release: str, folder: Path) -> Path:
             name = Path(pyc).relative_to(folder).as_posix()
             rows[name] = record.bare_row(name)
     listing.write_bytes(record.edit(listing.read_bytes(), put=rows))
+    folder.chmod(0o775)
     (folder / hooked[0]).chmod(0o640)
     os.setxattr(folder / hooked[1], "user.origin", b"kept by every change")
     if os.geteuid() == 0:
