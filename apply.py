@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import traceback
 
@@ -14,7 +16,9 @@ import click  # noqa: E402
 
 from patcher import engine, report  # noqa: E402
 from patcher.engine import Request  # noqa: E402
+from patcher.report import Outcome  # noqa: E402
 
+FAILED = 1
 BUG = 3
 INTERRUPTED = 130
 
@@ -69,13 +73,33 @@ def main(
     )
     verb = engine.status if status else engine.revert if revert else engine.apply
     outcome = verb(request)
+    try:
+        _show(outcome, as_json=as_json, with_diff=with_diff)
+    except OSError as error:
+        return _untold(outcome, error)
+    return outcome.exit_code
+
+
+def _show(outcome: Outcome, *, as_json: bool, with_diff: bool) -> None:
     if as_json:
         click.echo(report.to_json(outcome, with_diff=with_diff))
-        return outcome.exit_code
+        return
     if with_diff:
         click.echo(report.to_diff(outcome), nl=False)
     click.echo(report.to_text(outcome), err=with_diff or bool(outcome.errors))
-    return outcome.exit_code
+
+
+def _untold(outcome: Outcome, error: OSError) -> int:
+    """Say that the outcome could not be said: a full disk behind stdout is no bug, but no success.
+
+    A broken pipe never comes here, click takes it for the reader's wish.
+    """
+    # What is still buffered would fail again when Python ends, with an exit code of its own.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+    with contextlib.suppress(OSError):
+        click.echo(f"the report could not be written: {error.strerror}", err=True)
+        click.echo(report.to_text(outcome), err=True)
+    return FAILED
 
 
 def run() -> int:

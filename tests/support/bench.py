@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.support import trees
 from tests.support.runs import ROOT, CommandLine, Ended, serve
-from tests.support.snapshots import assert_identical, snapshot
+from tests.support.snapshots import Snapshot, assert_identical, snapshot
 
 RELEASE = "0.5.12.post1"
 
@@ -94,7 +94,7 @@ class Bench:
         wrong = trees.hooks_without_modules(self.site, self._checkouts, RELEASE)
         assert wrong == [], f"after {after}: {wrong}"
 
-    def _look(self, state: State) -> trees.Snapshot:
+    def _look(self, state: State) -> Snapshot:
         seen = snapshot(self.site)
         return seen if state is State.PRISTINE else trees.patched_view(seen, self.site)
 

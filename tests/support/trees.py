@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from devtools import manifests
+from devtools import manifests, wheels
 from patcher import files, manifest, receipt, record, transaction
 from patcher.source import Source
 from tests.support.runs import ROOT
@@ -36,6 +36,7 @@ def lived_in_site(release: str, folder: Path) -> Path:
     for path in hooked:
         for level in (0, 2):
             pyc = py_compile.compile(str(folder / path), optimize=level, doraise=True)
+            assert pyc is not None
             name = Path(pyc).relative_to(folder).as_posix()
             rows[name] = record.bare_row(name)
     listing.write_bytes(record.edit(listing.read_bytes(), put=rows))
@@ -141,7 +142,7 @@ def _with_version(text: str, version: str) -> str:
 
 
 def _marking_diff(release: str) -> str:
-    tree = manifests.wheels.tree(release)
+    tree = wheels.tree(release)
     old = (tree / _EARLIER_HOOK).read_text().splitlines(keepends=True)
     new = ["# Modified by the DDTree overlay for SGLang.\n", *old]
     lines = difflib.unified_diff(old, new, f"a/{_EARLIER_HOOK}", f"b/{_EARLIER_HOOK}")
