@@ -14,7 +14,11 @@ from patcher.state import FileState, TreeState
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "operations.md").read_text()
-FAMILIES = ("patch-", "hunk-")  # named as families: they speak of the product's own files
+FAMILIES = (
+    "patch-",
+    "hunk-",
+    "series-",
+)  # named as families: they speak of the product's own files
 
 
 def codes() -> set[str]:
