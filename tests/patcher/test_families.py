@@ -1,4 +1,4 @@
-"""The families that are shipped: each fits its releases, and its manifests are those of the wheels."""
+"""The shipped families: each fits its releases, and its manifests are those of the wheels."""
 
 from __future__ import annotations
 
