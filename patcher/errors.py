@@ -39,7 +39,7 @@ def refuse(code: str, message: str, *, path: str = "", hint: str = "") -> Refuse
     return Refused([Fault(code=code, message=message, path=path, hint=hint)])
 
 
-def failed(error: OSError, what: str) -> Refused:
+def failed(error: OSError, what: str, *, code: str = "io-error") -> Refused:
     """Return a `Refused` that says ``what`` failed, at which path, and what to do about it."""
     hints = {
         errno.ENOSPC: "Free some space on this filesystem, then run this again.",
@@ -49,4 +49,4 @@ def failed(error: OSError, what: str) -> Refused:
     }
     hint = hints.get(error.errno or 0, "Look at the filesystem's health, then run this again.")
     message = f"{what}: {error.strerror or error}"
-    return refuse("io-error", message, path=str(error.filename or ""), hint=hint)
+    return refuse(code, message, path=str(error.filename or ""), hint=hint)

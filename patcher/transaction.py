@@ -30,6 +30,8 @@ STAGING = ".sglang_overlay.txn"
 _JOURNAL = "journal.json"
 _UNDO = "undo.json"
 _SCHEMA = 1
+# The code of the one fault after which a tree is not as it was: also undoing failed.
+LEFT_OPEN = "left-open"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +173,8 @@ def recover(bases: Sequence[Path]) -> Recovery | None:
                 _undo(journal, keep=replaced)
             _drop(journal.staging)
         except OSError as error:
-            raise failed(error, f"an interrupted run ({journal.purpose}) stays open") from error
+            what = f"an interrupted run ({journal.purpose}) stays half done"
+            raise failed(error, what, code=LEFT_OPEN) from error
     return Recovery(purpose=journal.purpose, finished=forward, left_alone=tuple(sorted(replaced)))
 
 
@@ -348,7 +351,7 @@ def _put_back(journal: _Journal, error: OSError) -> Refused:
         return Refused(
             [
                 *failed(error, "could not be changed").faults,
-                *failed(second, "could not be put back yet; the next run will").faults,
+                *failed(second, "stays half done until the next run", code=LEFT_OPEN).faults,
             ]
         )
     return failed(error, "could not be changed; everything was put back")

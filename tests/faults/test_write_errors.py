@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.test_kills import finish, sample, writing_calls
-from tests.support import trees
+from tests.support import used_sites
 from tests.support.bench import APPLY, RELEASE, REVERT, TASKS, Bench, Task
 from tests.support.runs import ROOT, Call, Fault
 from tests.support.snapshots import assert_identical, snapshot
@@ -76,7 +76,7 @@ def test_output_that_cannot_be_written(task: Task, bench: Bench) -> None:
 def test_full_disk(kilobytes: int, tmp_path: Path, bench: Bench) -> None:
     """A real small filesystem with so much room left: whole or nothing, never in between."""
     with mounted(tmp_path / "disk", megabytes=16) as disk:
-        site = trees.lived_in_site(RELEASE, disk / "site-packages")
+        site = used_sites.lived_in_site(RELEASE, disk / "site-packages")
         pristine = snapshot(site)
         room = os.statvfs(disk)
         ballast = room.f_bavail * room.f_frsize - kilobytes * 1024
@@ -86,7 +86,7 @@ def test_full_disk(kilobytes: int, tmp_path: Path, bench: Bench) -> None:
         if ended.code == 1:
             assert_identical(pristine, snapshot(site), f"the site after {ended.told}")
             assert "space" in ended.told
-        assert trees.leftovers(site) == []
+        assert used_sites.leftovers(site) == []
         (disk / "ballast").unlink()
         assert bench.now.run("--target", site).code == 0
         assert bench.now.run("--target", site, "--revert").code == 0
