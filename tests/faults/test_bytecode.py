@@ -17,7 +17,7 @@ from py_compile import PycInvalidationMode as Mode
 
 import pytest
 
-from tests.support import trees
+from tests.support import used_sites
 from tests.support.bench import RELEASE
 from tests.support.runs import ROOT
 from tests.support.sites import slim_site
@@ -105,7 +105,7 @@ def test_upgraded_module_of_the_same_size_in_the_same_second(
 ) -> None:
     """Python compares the time in seconds and the size: both can be equal for another text."""
     prefix = None if inside else tmp_path / "cache"
-    earlier = trees.earlier_checkout(tmp_path / "earlier", RELEASE)
+    earlier = used_sites.earlier_checkout(tmp_path / "earlier", RELEASE)
     module = earlier / "overlay" / MODULE
     text = module.read_text()
     assert "def model_worker" in text

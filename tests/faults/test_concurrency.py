@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.test_kills import writing_calls
-from tests.support import trees
+from tests.support import used_sites
 from tests.support.bench import APPLY, REVERT, Bench, State, Task
 from tests.support.runs import NAMING, ROOT
 
@@ -108,7 +108,7 @@ def test_signal_in_the_middle_of_a_change(task: Task, sent: signal.Signals, benc
         ended = bench.run(task, faults=[fault])
         said = f"{task.name} with {fault}: {ended.told}"
         assert ended.code == (130 if sent is signal.SIGINT else -sent), said
-        assert trees.leftovers(bench.site) == [], said
+        assert used_sites.leftovers(bench.site) == [], said
         bench.assert_is(task.goal, said)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import trees
+from tests.support import used_sites
 from tests.support.bench import RELEASE, Bench
 from tests.support.sites import manifest_of
 from tests.support.snapshots import assert_identical, snapshot
@@ -43,7 +43,7 @@ def relative(source: Path, target: Path) -> None:
 def test_store_stays_as_it_is(
     link: Callable[[Path, Path], None], said: str, tmp_path: Path, bench: Bench
 ) -> None:
-    store = trees.lived_in_site(RELEASE, tmp_path / "store")
+    store = used_sites.lived_in_site(RELEASE, tmp_path / "store")
     site = share(store, tmp_path / "site-packages", link)
     stored, pristine = snapshot(store, folder_times=True), snapshot(site)
 
@@ -62,7 +62,7 @@ def test_store_stays_as_it_is(
 
 
 def test_relative_links_are_refused(tmp_path: Path, bench: Bench) -> None:
-    store = trees.lived_in_site(RELEASE, tmp_path / "store")
+    store = used_sites.lived_in_site(RELEASE, tmp_path / "store")
     site = share(store, tmp_path / "site-packages", relative)
     stored, pristine = snapshot(store), snapshot(site)
     ended = bench.now.run("--target", site)
@@ -76,7 +76,7 @@ def test_edit_of_the_store_during_a_patched_time_is_not_undone(
     tmp_path: Path, bench: Bench
 ) -> None:
     """A linked original is the store's file: if that changes, revert must not present it as old."""
-    store = trees.lived_in_site(RELEASE, tmp_path / "store")
+    store = used_sites.lived_in_site(RELEASE, tmp_path / "store")
     site = share(store, tmp_path / "site-packages", hard)
     assert bench.now.run("--target", site).code == 0
     hooked = min(manifest_of(RELEASE).files)
