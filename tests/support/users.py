@@ -86,10 +86,17 @@ def _become() -> list[str]:
 @functools.cache
 def _python() -> str:
     """Return a Python that the other user may run."""
-    code = "import sys; sys.exit(sys.version_info < (3, 10))"
+    # It must be able to start itself: setpriv gives its powers up only with the first exec, so an
+    # interpreter below a closed home folder starts once, and never again.
+    code = (
+        "import subprocess, sys; "
+        "sys.exit(sys.version_info < (3, 10) or subprocess.call([sys.executable, '-c', '']))"
+    )
     for python in (sys.executable, "/usr/local/bin/python3", "/usr/bin/python3"):
         try:
-            done = subprocess.run([*_become(), python, "-c", code], check=False, cwd="/")
+            done = subprocess.run(
+                [*_become(), python, "-c", code], capture_output=True, check=False, cwd="/"
+            )
         except FileNotFoundError:
             continue
         if done.returncode == 0:
