@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import traceback
 
 from patcher import prerequisites
 
@@ -14,13 +13,10 @@ prerequisites.demand()
 
 import click  # noqa: E402
 
+import commandline  # noqa: E402
 from patcher import engine, report  # noqa: E402
 from patcher.engine import Request  # noqa: E402
 from patcher.report import Outcome  # noqa: E402
-
-FAILED = 1
-BUG = 3
-INTERRUPTED = 130
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 96})
@@ -99,27 +95,16 @@ def _untold(outcome: Outcome, error: OSError) -> int:
     with contextlib.suppress(OSError):
         click.echo(f"the report could not be written: {error.strerror}", err=True)
         click.echo(report.to_text(outcome), err=True)
-    return FAILED
+    return commandline.FAILED
 
 
 def run() -> int:
-    """Run the command line and turn every way it can end into an exit code."""
-    try:
-        return int(main(standalone_mode=False) or 0)
-    except click.exceptions.Exit as end:
-        return end.exit_code
-    except click.UsageError as error:
-        error.show()
-        return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted: nothing is left half done", err=True)
-        return INTERRUPTED
-    except Exception as error:  # noqa: BLE001 - the last resort of the program
-        traceback.print_exc()
-        click.echo("This is a bug of the overlay: please report the lines above.", err=True)
-        if "--json" in sys.argv:
-            click.echo(report.to_json(report.bug("apply", str(error))))
-        return BUG
+    """Run the command line; return the exit code."""
+    return commandline.run(
+        main,
+        interrupted="interrupted: nothing is left half done",
+        bug=lambda message: report.to_json(report.bug("apply", message)),
+    )
 
 
 if __name__ == "__main__":

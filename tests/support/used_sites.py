@@ -55,7 +55,8 @@ def earlier_checkout(folder: Path, release: str) -> Path:
     today's last patch hooks, and hooks a file that today's does not.
     """
     folder.mkdir()
-    shutil.copy2(ROOT / "apply.py", folder)
+    for script in ("apply.py", "commandline.py"):
+        shutil.copy2(ROOT / script, folder)
     for name in ("patcher", "overlay", "patches"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     package = folder / "overlay" / "sglang_overlay"
