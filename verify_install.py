@@ -11,12 +11,10 @@ prerequisites.demand()
 
 import click  # noqa: E402
 
+import commandline  # noqa: E402
 from patcher import verify  # noqa: E402
 from patcher.checks import Expect  # noqa: E402
 from patcher.verify import OPTIONAL, Request  # noqa: E402
-
-BUG = 3
-INTERRUPTED = 130
 
 
 def names(
@@ -86,23 +84,8 @@ def main(
 
 
 def run() -> int:
-    """Run the command line and turn every way it can end into an exit code."""
-    try:
-        return int(main(standalone_mode=False) or 0)
-    except click.exceptions.Exit as end:
-        return end.exit_code
-    except click.UsageError as error:
-        error.show()
-        return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted; nothing was changed", err=True)
-        return INTERRUPTED
-    except Exception:  # noqa: BLE001 - the last resort of the program
-        import traceback  # not worth its time in a run that ends well
-
-        traceback.print_exc()
-        click.echo("This is a bug of the overlay: please report the lines above.", err=True)
-        return BUG
+    """Run the command line; return the exit code."""
+    return commandline.run(main, interrupted="interrupted; nothing was changed")
 
 
 if __name__ == "__main__":

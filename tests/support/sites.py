@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import stat
+import subprocess
+import sys
+import tempfile
+import venv
 from pathlib import Path
 
 from devtools import wheels
@@ -44,6 +49,29 @@ def slim_site(release: str, folder: Path) -> Path:
     absent = [path for path in record.rows(content) if not (folder / path).exists()]
     listing.write_bytes(record.edit(content, put={}, drop=absent))
     return folder
+
+
+def pip_site(release: str, folder: Path) -> Path:
+    """Make ``folder`` a copy of what pip installs of sglang ``release``: all files, compiled.
+
+    RECORD is pip's own, with rows without hashes for the bytecode and rows that lead out of
+    site-packages for the scripts. The install is made once (half a minute) and kept in the cache.
+    """
+    master = wheels.CACHE / "installs" / f"{release}-py{sys.version_info[0]}{sys.version_info[1]}"
+    if not master.is_dir():
+        master.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=master.parent) as scratch:
+            environment = Path(scratch) / "venv"
+            venv.create(environment, with_pip=False, symlinks=True)
+            subprocess.run(
+                [sys.executable, "-m", "pip", "--python", str(environment / "bin" / "python")]
+                + ["install", "--quiet", "--no-deps", "--disable-pip-version-check"]
+                + [str(wheels.wheel(release))],
+                env={k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"},
+                check=True,
+            )
+            next(environment.glob("lib/python3*/site-packages")).replace(master)
+    return Path(shutil.copytree(master, folder, symlinks=True))
 
 
 def patched_site(release: str, folder: Path) -> Path:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 _NOBODY = "65534"
-_PARTS = ("apply.py", "verify_install.py", "patcher", "patches", "overlay")
+_PARTS = ("apply.py", "verify_install.py", "commandline.py", "patcher", "patches", "overlay")
 
 
 @contextmanager
