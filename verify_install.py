@@ -76,16 +76,21 @@ def main(
     verdict = verify.verify(
         Request(target=target, expect=Expect(expect), require=require, skip=skip)
     )
-    if as_json:
-        click.echo(verify.to_json(verdict))
-    else:
-        click.echo(verify.to_text(verdict), err=bool(verdict.errors))
+    text = verify.to_json(verdict) if as_json else verify.to_text(verdict)
+    try:
+        click.echo(text, err=bool(verdict.errors) and not as_json)
+    except OSError as error:
+        return commandline.untold(verify.to_text(verdict), error)
     return verdict.exit_code
 
 
 def run() -> int:
     """Run the command line; return the exit code."""
-    return commandline.run(main, interrupted="interrupted; nothing was changed")
+    return commandline.run(
+        main,
+        interrupted="interrupted; nothing was changed",
+        bug=lambda message: verify.to_json(verify.bug(message)),
+    )
 
 
 if __name__ == "__main__":

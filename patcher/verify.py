@@ -109,6 +109,12 @@ def verify(request: Request) -> Verdict:
     )
 
 
+def bug(message: str) -> Verdict:
+    """Return the verdict of a run that ended in a fault of this program."""
+    fault = Fault(code="bug", message=message, hint="Please report it with the lines on stderr.")
+    return Verdict(target="", overlay_version="", expect=Expect.PATCHED, errors=(fault,))
+
+
 def switched_off(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return a warning if ``environment`` switches the overlay off at run time."""
     value = environment.get(SWITCH, "")
