@@ -95,6 +95,7 @@ class BackendName:
     class_name: str
     mla: bool | None = None  # the class is made for this architecture only; None: for both
     device: str | None = None  # ServerArgs.device; None: any
+    paged_trees: bool = False  # SGLang accepts every tree with it at a page size above one
     remark: str = ""
 
 
@@ -251,7 +252,7 @@ def able_names(
         here = judge(row, replace(traits, fa_version=version))
         alone = judge(row, replace(traits, fa_version=version, page_size=1))
         remarks = [name.remark] if name.remark else []
-        if here.tree is not Tree.HONOURED:
+        if traits.page_size != 1 and not (name.paged_trees and here.tree is Tree.HONOURED):
             remarks.append("with --page-size 1")
         if Tree.HONOURED in (here.tree, alone.tree):
             able.append(f"{name.name} ({', '.join(remarks)})" if remarks else name.name)

@@ -339,7 +339,13 @@ ROWS: tuple[Row, ...] = (
 # The values of --attention-backend. A name that a release does not register is not offered there.
 NAMES: tuple[BackendName, ...] = (
     BackendName(name="triton", class_name="TritonAttnBackend"),
-    BackendName(name="flashinfer", class_name="FlashInferAttnBackend", mla=False, device="cuda"),
+    BackendName(
+        name="flashinfer",
+        class_name="FlashInferAttnBackend",
+        mla=False,
+        device="cuda",
+        paged_trees=True,
+    ),
     BackendName(name="flashinfer", class_name="FlashInferMLAAttnBackend", mla=True, device="cuda"),
     BackendName(
         name="fa3",
