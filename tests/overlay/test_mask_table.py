@@ -18,12 +18,15 @@ ROOT = "sglang.srt.layers.attention.base_attn_backend"
 
 
 def class_definitions(package: Path) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield module, name and the names of the bases of every class of the serving runtime."""
+    """Yield module, name and base names of every class that could be a backend."""
     for path in sorted((package / "srt").rglob("*.py")):
+        # One file of the releases starts with a byte order mark.
+        text = path.read_text(encoding="utf-8-sig")
+        if "Backend" not in text:
+            continue  # a subclass names its base; see the assertion in `attention_backends`
         module = "sglang." + ".".join(path.relative_to(package).with_suffix("").parts)
         with warnings.catch_warnings(action="ignore"):  # of SGLang's own escape sequences
-            # One file of the releases starts with a byte order mark.
-            tree = ast.parse(path.read_text(encoding="utf-8-sig"))
+            tree = ast.parse(text)
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 yield module, node.name, [ast.unparse(base).split(".")[-1] for base in node.bases]
@@ -41,6 +44,7 @@ def attention_backends(release: str) -> frozenset[tuple[str, str]]:
         grown = bool(fresh)
         found |= fresh
         names |= {name for _, name in fresh}
+    assert all("Backend" in name for name in names), "the filter on file text no longer holds"
     assert any(module == ROOT and name == "AttentionBackend" for module, name, _ in definitions)
     return frozenset(found)
 
