@@ -5,11 +5,15 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
+from sglang_overlay import switches
 from sglang_overlay.identity import Identity
 
 # The ranks have just waited for one another after loading their weights, so they arrive together; a
 # rank that runs no overlay never does.
 _PATIENCE = datetime.timedelta(seconds=120)
+_BYTES = 256
+
+Member = tuple[str, str, str]  # overlay version, fingerprint, SGLang release
 
 
 class MixedOverlayError(RuntimeError):
@@ -40,19 +44,28 @@ def compare(group: Any, identity: Identity) -> None:
         )
 
 
-def _gather(group: Any, mine: tuple[str, str, str]) -> list[tuple[str, str, str]]:
+def _gather(group: Any, mine: Member) -> list[Member]:
+    import torch
     import torch.distributed as dist
 
-    # Mooncake's process group has no monitored barrier; there, a missing rank is waited for.
-    if dist.get_backend(group.cpu_group) == "gloo":
-        try:
-            dist.monitored_barrier(group.cpu_group, timeout=_PATIENCE, wait_all_ranks=True)
-        except RuntimeError as error:
-            raise MixedOverlayError(
-                f"not every tensor-parallel rank compared its overlay within {_PATIENCE}: a node "
-                "runs SGLang without the overlay, or with SGLANG_OVERLAY_DISABLE=1. Apply the same "
-                f"overlay on every node and restart. ({error})"
-            ) from error
-    found: list[Any] = [None] * group.world_size
-    dist.all_gather_object(found, mine, group=group.cpu_group)
-    return found
+    # A barrier with a timeout would be simpler, but holds ranks other than 0 for as long as the
+    # group's own timeout when it is rank 0 that is missing.
+    text = "\n".join(mine).encode()
+    assert len(text) <= _BYTES, "versions are short"
+    sent = torch.frombuffer(bytearray(text.ljust(_BYTES)), dtype=torch.uint8)
+    received = [torch.empty_like(sent) for _ in range(group.world_size)]
+    try:
+        work = dist.all_gather(received, sent, group=group.cpu_group, async_op=True)
+        work.wait(_PATIENCE)
+    except RuntimeError as error:
+        raise MixedOverlayError(
+            f"not every tensor-parallel rank compared its overlay within {_PATIENCE}: a node runs "
+            f"SGLang without the overlay, or with {switches.DISABLE}=1. Apply the same overlay on "
+            f"every node and restart. ({error})"
+        ) from error
+    return [_read(one) for one in received]
+
+
+def _read(received: Any) -> Member:
+    overlay, fingerprint, release = bytes(received.tolist()).decode().rstrip().split("\n")
+    return overlay, fingerprint, release
