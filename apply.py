@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
-import traceback
 
 from patcher import prerequisites
 
@@ -12,11 +13,10 @@ prerequisites.demand()
 
 import click  # noqa: E402
 
+import commandline  # noqa: E402
 from patcher import engine, report  # noqa: E402
 from patcher.engine import Request  # noqa: E402
-
-BUG = 3
-INTERRUPTED = 130
+from patcher.report import Outcome  # noqa: E402
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 96})
@@ -26,8 +26,8 @@ INTERRUPTED = 130
     help="A site-packages folder, a virtual environment or a Python executable. "
     "Default: the SGLang of the Python that runs this.",
 )
-@click.option("--revert", "verb", flag_value="revert", help="Take the overlay off, byte for byte.")
-@click.option("--status", "verb", flag_value="status", help="Say what the target is.")
+@click.option("--revert", is_flag=True, help="Take the overlay off, byte for byte.")
+@click.option("--status", is_flag=True, help="Say what the target is; writes nothing.")
 @click.option("--check", is_flag=True, help="Plan only: say what would change and write nothing.")
 @click.option("--diff", "with_diff", is_flag=True, help="Show the change as a unified diff.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
@@ -44,7 +44,8 @@ INTERRUPTED = 130
 def main(
     *,
     target: str | None,
-    verb: str | None,
+    revert: bool,
+    status: bool,
     check: bool,
     with_diff: bool,
     as_json: bool,
@@ -57,6 +58,8 @@ def main(
     Exit codes: 0 done (changed or not); 1 refused, or failed with nothing left half done;
     2 wrong usage; 3 a bug of this program; 130 interrupted.
     """
+    if status and (revert or check):
+        raise click.UsageError("--status goes with neither --revert nor --check")
     request = Request(
         target=target,
         check=check,
@@ -64,33 +67,44 @@ def main(
         while_running=while_running,
         wait=wait,
     )
-    verbs = {"revert": engine.revert, "status": engine.status}
-    outcome = verbs.get(verb or "", engine.apply)(request)
-    if as_json:
-        click.echo(report.to_json(outcome, with_diff=with_diff))
-        return outcome.exit_code
-    if with_diff:
-        click.echo(report.to_diff(outcome), nl=False)
-    click.echo(report.to_text(outcome), err=with_diff or bool(outcome.errors))
+    verb = engine.status if status else engine.revert if revert else engine.apply
+    outcome = verb(request)
+    try:
+        _show(outcome, as_json=as_json, with_diff=with_diff)
+    except OSError as error:
+        return _untold(outcome, error)
     return outcome.exit_code
 
 
+def _show(outcome: Outcome, *, as_json: bool, with_diff: bool) -> None:
+    if as_json:
+        click.echo(report.to_json(outcome, with_diff=with_diff))
+        return
+    if with_diff:
+        click.echo(report.to_diff(outcome), nl=False)
+    click.echo(report.to_text(outcome), err=with_diff or bool(outcome.errors))
+
+
+def _untold(outcome: Outcome, error: OSError) -> int:
+    """Say that the outcome could not be said: a full disk behind stdout is no bug, but no success.
+
+    A broken pipe never comes here, click takes it for the reader's wish.
+    """
+    # What is still buffered would fail again when Python ends, with an exit code of its own.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+    with contextlib.suppress(OSError):
+        click.echo(f"the report could not be written: {error.strerror}", err=True)
+        click.echo(report.to_text(outcome), err=True)
+    return commandline.FAILED
+
+
 def run() -> int:
-    """Run the command line and turn every way it can end into an exit code."""
-    try:
-        return int(main(standalone_mode=False) or 0)
-    except click.exceptions.Exit as end:
-        return end.exit_code
-    except click.UsageError as error:
-        error.show()
-        return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted: nothing is left half done", err=True)
-        return INTERRUPTED
-    except Exception:  # noqa: BLE001 - the last resort of the program
-        traceback.print_exc()
-        click.echo("This is a bug of the overlay: please report the lines above.", err=True)
-        return BUG
+    """Run the command line; return the exit code."""
+    return commandline.run(
+        main,
+        interrupted="interrupted: nothing is left half done",
+        bug=lambda message: report.to_json(report.bug("apply", message)),
+    )
 
 
 if __name__ == "__main__":

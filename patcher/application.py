@@ -76,7 +76,6 @@ class _Application:
         written = plan.writing(
             self.site.root / receipts.PATH, receipts.render(receipt), like=self.like
         )
-        caches = [(change, bytecode.in_prefix(change.target)) for change in hooks]
         return Plan(
             actions=tuple(self.actions),
             changes=(
@@ -90,11 +89,9 @@ class _Application:
                 *listing,
                 *self._forgotten(receipt),
             ),
-            discard=tuple(
-                pyc
-                for change, pycs in caches
-                for pyc in pycs
-                if bytecode.outvotes(pyc, change.content or b"")
+            discard=(
+                *plan.outvoting((*modules, *hooks, *retired_hooks)),
+                *(pyc for pyc in self.survey.stale_bytecode if not self._is_inside(pyc)),
             ),
             texts={path: (originals[path].read_bytes(), text) for path, text in rendered.items()},
             warnings=tuple(self._warnings()),
@@ -226,8 +223,9 @@ class _Application:
                     name = plan.relative(self.site, pyc)
                     before = files.digest(pyc.read_bytes())
                     kept[name] = self._keep(name, pyc, before=before, after=None)
-        self.unlisted += [plan.relative(self.site, pyc) for pyc in dropped]
-        return [plan.removal(pyc) for pyc in dropped], kept
+        # Those that an earlier apply dropped are listed again in the RECORD it kept.
+        self.unlisted += [*kept, *(plan.relative(self.site, pyc) for pyc in dropped)]
+        return [plan.removal(pyc) for pyc in dropped], dict(sorted(kept.items()))
 
     def _is_inside(self, path: Path) -> bool:
         return path.is_relative_to(self.site.package_root)
@@ -254,19 +252,19 @@ class _Application:
         return [plan.removal(path) for path in sorted(gone) if path.is_file()]
 
     def _folders(self) -> Mapping[str, Folder]:
-        if self.earlier:
-            return self.earlier.folders
         parents = {(self.site.package_root / path).parent for path in self.manifest.files}
         folders = {self.site.root, *parents, *(parent / "__pycache__" for parent in parents)}
         if self.site.dist_info:
             folders.add(self.site.dist_info)
-        return {
+        found = {
             plan.relative(self.site, folder): Folder(
                 mtime_ns=folder.stat().st_mtime_ns, names=plan.names(folder)
             )
             for folder in sorted(folders)
             if folder.is_dir()
         }
+        # What an earlier apply has seen is older; a folder that it left alone is as it was.
+        return {**found, **(self.earlier.folders if self.earlier else {})}
 
     def _record(self, receipt: Receipt) -> tuple[list[Change], Receipt]:
         """List what is put and unlist what is removed in sglang's RECORD."""
@@ -283,7 +281,7 @@ class _Application:
         elif original is None:
             self.kept[name] = plan.writing(target, clean, like=listing)
         rows = {
-            **self.listed,
+            **dict(sorted(self.listed.items())),
             kept_name: record.row(kept_name, clean),
             receipts.PATH: record.bare_row(receipts.PATH),
         }

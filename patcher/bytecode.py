@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import _imp
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
+_HEADER_LENGTH = 16
 _HASHED = 0b01
 _CHECKED = 0b10
 
@@ -37,12 +39,8 @@ def outvotes(pyc: Path, source: bytes) -> bool:
 
     Only unchecked-hash pycs can: the others are compared with the source when it is imported.
     """
-    try:
-        with pyc.open("rb") as stream:
-            header = stream.read(16)
-    except OSError:
-        return False
-    if len(header) < 16:
+    header = _header(pyc)
+    if len(header) < _HEADER_LENGTH:
         return False
     flags = int.from_bytes(header[4:8], "little")
     if flags & _HASHED == 0 or flags & _CHECKED:
@@ -50,6 +48,33 @@ def outvotes(pyc: Path, source: bytes) -> bool:
     # The key of the hash is the magic number of the Python version that compiled the file.
     key = int.from_bytes(header[:4], "little")
     return header[8:16] != _imp.source_hash(key, source)
+
+
+def claims(pyc: Path, source: os.stat_result) -> bool:
+    """Tell whether ``pyc`` is of the kind that goes by time and size, and has those of ``source``.
+
+    Python runs such a pyc without a look at the text: if the text was replaced by another of the
+    same size within one second, or its time was set back, the pyc is wrong.
+    """
+    header = _header(pyc)
+    stamp = (int(source.st_mtime) & 0xFFFFFFFF, source.st_size & 0xFFFFFFFF)
+    return (
+        len(header) == _HEADER_LENGTH
+        and not int.from_bytes(header[4:8], "little") & _HASHED
+        and (
+            int.from_bytes(header[8:12], "little"),
+            int.from_bytes(header[12:16], "little"),
+        )
+        == stamp
+    )
+
+
+def _header(pyc: Path) -> bytes:
+    try:
+        with pyc.open("rb") as stream:
+            return stream.read(_HEADER_LENGTH)
+    except OSError:
+        return b""
 
 
 def _named(folder: Path, source: Path) -> list[Path]:

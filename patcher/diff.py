@@ -29,6 +29,8 @@ _OTHER_FILE = (
     " Reinstall sglang, or use the overlay for that release."
 )
 
+_COMMON = 100  # occurrences in a file from which on a line does not help to find a place
+
 
 @dataclass(frozen=True, kw_only=True)
 class Hunk:
@@ -87,7 +89,8 @@ def apply(patch: FilePatch, content: bytes) -> bytes:
 
     The old lines of each hunk must occur at exactly one place of ``content``, at whatever line,
     and the places must come in the order of the hunks. Raises `Refused` with one fault for each
-    hunk that does not fit: ``hunk-mismatch``, ``hunk-ambiguous`` or ``hunk-misplaced``.
+    hunk that does not fit: ``hunk-mismatch``, ``hunk-ambiguous`` or ``hunk-misplaced``. Each hunk
+    costs a search of the whole file, which is what proves that its place is the only one.
     """
     faults: list[Fault] = []
     pieces: list[bytes] = []
@@ -236,17 +239,21 @@ def _mismatch(patch: FilePatch, number: int, content: bytes) -> Fault:
 
 
 def _closest(hunk: Hunk, lines: list[bytes]) -> int:
-    """Return the index where most lines of the hunk match; at a draw, the one nearest to its own.
+    """Return the index where most lines of the hunk match; at a draw, the nearest to its own.
 
-    Every pair of equal lines votes for the start that it implies. This takes time in proportion to
-    the pairs, not to hunk times file.
+    Every pair of equal lines votes for the start that it implies. A line that is common in the file
+    tells nothing about the place and has no vote: all of them together would take hunk times file.
     """
     index: dict[bytes, list[int]] = {}
     for at, line in enumerate(lines):
         index.setdefault(line, []).append(at)
     expected = min(max(hunk.source_start - 1, 0), len(lines))
     votes = Counter(
-        at - i for i, line in enumerate(hunk.source) for at in index.get(line, ()) if at >= i
+        at - i
+        for i, line in enumerate(hunk.source)
+        if len(index.get(line, ())) <= _COMMON
+        for at in index.get(line, ())
+        if at >= i
     )
     return max(votes, key=lambda at: (votes[at], -abs(at - expected)), default=expected)
 

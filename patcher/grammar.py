@@ -27,7 +27,7 @@ _BEYOND_UNIFIED = re.compile(
     rb"diff --git |index [0-9a-f]+\.\.|(old|new|deleted file|new file) mode [0-7]"
     rb"|(rename|copy) (from|to) |(dis)?similarity index [0-9]|GIT binary patch|Binary files? "
 )
-_COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
+_COMPONENT = re.compile(r"(?!\.\.?$)[A-Za-z0-9_.][A-Za-z0-9_.+-]*")
 _ROOT = "sglang/"
 # How many old and new lines a line of a hunk stands for.
 _WEIGHTS = {b" ": (1, 1), b"-": (1, 0), b"+": (0, 1)}

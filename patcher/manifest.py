@@ -118,11 +118,11 @@ class _Reader:
     def fault(self, field: str, what: str) -> None:
         self.faults.append(_fault(self.origin, field, what))
 
-    def text(self, document: Mapping[str, Any], field: str) -> str:
-        value = document.get(field)
+    def text(self, document: Mapping[str, Any], key: str, field: str = "") -> str:
+        value = document.get(key)
         if isinstance(value, str) and value:
             return value
-        self.fault(field, f"is {value!r}, needed a non-empty text")
+        self.fault(field or key, f"is {value!r}, needed a non-empty text")
         return ""
 
     def is_object(self, value: object, field: str) -> bool:
@@ -133,10 +133,10 @@ class _Reader:
 
     def texts(self, document: Mapping[str, Any], field: str) -> dict[str, str]:
         value = document.get(field)
-        if not isinstance(value, dict) or not self.is_object(value, field):
+        if not isinstance(value, dict):
             self.fault(field, f"is {value!r}, needed an object of texts")
             return {}
-        return {key: self.text(value, key) for key in value}
+        return {key: self.text(value, key, f"{field}.{key}") for key in value}
 
     def paths(self, document: Mapping[str, Any], field: str) -> dict[str, Any]:
         value = document.get(field)

@@ -19,7 +19,7 @@ def demand():
     if missing:
         wanted = " ".join("'{}'".format(PACKAGES[name]) for name in missing)  # noqa: UP032
         sys.exit(
-            "{} missing. Run `{} -m pip install {}`, or use the one-file bundle, which needs "  # noqa: UP032
+            "{} missing. Run `{} -m pip install {}`, or use the one-file bundle, which needs "
             "nothing but Python 3.10.".format(
                 " and ".join(missing) + (" is" if len(missing) == 1 else " are"),
                 sys.executable,

@@ -8,6 +8,7 @@ runs its environment's Python, or has the tree on its PYTHONPATH.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,9 +36,14 @@ class Process:
         return f"{self.pid} {self.title[:_TITLE_LENGTH]}{doubt}"
 
 
+def visible() -> bool:
+    """Tell whether this system shows its processes in a way that `find` can read."""
+    return _PROC.is_dir()
+
+
 def find(site: Site) -> tuple[Process, ...]:
     """Return the live processes that run SGLang from ``site``; none where there is no /proc."""
-    if not _PROC.is_dir():
+    if not visible():
         return ()
     booted = _boot_time()
     own = _ancestry()
@@ -92,8 +98,9 @@ def _start_ticks(folder: Path) -> int:
 
 
 def _boot_time() -> float:
-    lines = (_PROC / "stat").read_text().splitlines()
-    return float(next(line.split()[1] for line in lines if line.startswith("btime ")))
+    # Not the "btime" of /proc/stat: whole seconds would make a server that was started right
+    # after an apply look older than the apply.
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _ancestry() -> set[int]:

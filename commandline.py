@@ -1,0 +1,42 @@
+"""How the command lines end: every way out is an exit code."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+
+import click
+
+FAILED = 1
+BUG = 3
+INTERRUPTED = 130
+
+
+def run(
+    command: click.Command, *, interrupted: str, bug: Callable[[str], str] | None = None
+) -> int:
+    """Run ``command`` and return its exit code.
+
+    Args:
+        command: returns an exit code, or None for 0.
+        interrupted: what to say after Ctrl-C.
+        bug: what to print on stdout for a caller that asked for ``--json``, given the fault's
+            message.
+    """
+    try:
+        return int(command.main(standalone_mode=False) or 0)
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except click.UsageError as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo(interrupted, err=True)
+        return INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - the last resort of the program
+        traceback.print_exc()
+        click.echo("This is a bug of the overlay: please report the lines above.", err=True)
+        if bug is not None and "--json" in sys.argv:
+            click.echo(bug(str(error)))
+        return BUG
