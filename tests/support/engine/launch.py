@@ -42,6 +42,11 @@ class Launch:
         """Return the same launch on another tree."""
         return replace(self, tree=tree)
 
+    def release(self) -> str:
+        """Return the release of the SGLang in ``tree``, by its metadata."""
+        (info,) = self.tree.glob("sglang-*.dist-info")
+        return info.name.removeprefix("sglang-").removesuffix(".dist-info")
+
     def arguments(self) -> dict[str, Any]:
         """Return keyword arguments for ``ServerArgs``; writes the model folders if need be."""
         models = write_models(_MODELS)

@@ -19,7 +19,7 @@ from tests.support.engine.record import Record, Step
 
 Driver = Literal["stepper", "engine"]
 _RUNS = REPOSITORY / ".run"
-_SECONDS = 300
+_SECONDS = 600
 
 
 @dataclass(frozen=True, kw_only=True)
