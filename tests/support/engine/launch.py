@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.engine.models import write_models
-from tests.support.engine.orders import Orders
 
 REPOSITORY = Path(__file__).parents[3]
 STUBS = Path(__file__).with_name("stubs")
@@ -87,10 +86,8 @@ class Launch:
                 command += [flag, str(value)]
         return command
 
-    def environment(
-        self, orders: Orders, inherited: Mapping[str, str] = os.environ
-    ) -> dict[str, str]:
-        """Return the environment of a process that uses the SGLang of ``tree`` under ``orders``."""
+    def environment(self, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
+        """Return the environment of a process that uses the SGLang of ``tree``, without orders."""
         # A setting of the caller's shell must not reach the engine; stale bytecode must be able to.
         kept = {
             name: value
@@ -107,4 +104,4 @@ class Launch:
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
         }
-        return kept | orders.environment() | dict(self.variables)
+        return kept | dict(self.variables)

@@ -77,7 +77,7 @@ def started(launch: Launch, *, known: Known = ()) -> Iterator[Server]:
     """Start the server and end it afterwards; whether it serves is the caller's question."""
     port = _free_port()
     with run_folder() as folder:
-        environment = launch.environment(Orders(record=folder, known=known))
+        environment = launch.environment() | Orders(record=folder, known=known).environment()
         with running(launch.command(port), environment, folder) as process:
             yield Server(process=process, record=Record(folder), url=f"http://127.0.0.1:{port}")
 
