@@ -1,1 +1,1 @@
-"""The patch engine: takes an installed SGLang from pristine to patched and back, whole or not at all."""
+"""The patch engine: takes an installed SGLang from pristine to patched and back, or not at all."""

@@ -1,4 +1,4 @@
-"""What can go wrong, as data: a `Fault` says what, where and what to do; `Refused` carries all of them.
+"""What can go wrong, as data: a `Fault` says what, where and what to do; `Refused` has them all.
 
 Everything a caller can provoke ends in `Refused`, after every fault has been collected. Any other
 exception that leaves the engine is a bug of the engine.

@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+"""Apply the DDTree overlay to an installed SGLang, or revert it."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+
+from patcher import prerequisites
+
+prerequisites.demand()
+
+import click  # noqa: E402
+
+from patcher import engine, report  # noqa: E402
+from patcher.engine import Request  # noqa: E402
+
+BUG = 3
+INTERRUPTED = 130
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 96})
+@click.option(
+    "--target",
+    metavar="DIR",
+    help="A site-packages folder, a virtual environment or a Python executable. "
+    "Default: the SGLang of the Python that runs this.",
+)
+@click.option("--revert", "verb", flag_value="revert", help="Take the overlay off, byte for byte.")
+@click.option("--status", "verb", flag_value="status", help="Say what the target is.")
+@click.option("--check", is_flag=True, help="Plan only: say what would change and write nothing.")
+@click.option("--diff", "with_diff", is_flag=True, help="Show the change as a unified diff.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--allow-downgrade", is_flag=True, help="Replace a newer overlay by this one.")
+@click.option("--while-running", is_flag=True, help="Go on although live processes use the target.")
+@click.option(
+    "--wait",
+    type=click.FloatRange(min=0),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait for another run on the same target.",
+)
+def main(
+    *,
+    target: str | None,
+    verb: str | None,
+    check: bool,
+    with_diff: bool,
+    as_json: bool,
+    allow_downgrade: bool,
+    while_running: bool,
+    wait: float,
+) -> int:
+    """Apply the DDTree overlay to an installed SGLang (the default), or revert it.
+
+    Exit codes: 0 done (changed or not); 1 refused, or failed with nothing left half done;
+    2 wrong usage; 3 a bug of this program; 130 interrupted.
+    """
+    request = Request(
+        target=target,
+        check=check,
+        allow_downgrade=allow_downgrade,
+        while_running=while_running,
+        wait=wait,
+    )
+    verbs = {"revert": engine.revert, "status": engine.status}
+    outcome = verbs.get(verb or "", engine.apply)(request)
+    if as_json:
+        click.echo(report.to_json(outcome, with_diff=with_diff))
+        return outcome.exit_code
+    if with_diff:
+        click.echo(report.to_diff(outcome), nl=False)
+    click.echo(report.to_text(outcome), err=with_diff or bool(outcome.errors))
+    return outcome.exit_code
+
+
+def run() -> int:
+    """Run the command line and turn every way it can end into an exit code."""
+    try:
+        return int(main(standalone_mode=False) or 0)
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except click.UsageError as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted: nothing is left half done", err=True)
+        return INTERRUPTED
+    except Exception:  # noqa: BLE001 - the last resort of the program
+        traceback.print_exc()
+        click.echo("This is a bug of the overlay: please report the lines above.", err=True)
+        return BUG
+
+
+if __name__ == "__main__":
+    sys.exit(run())

@@ -1,0 +1,164 @@
+"""What would have to be done to a site, as data. Planning writes nothing.
+
+`patcher.application` and `patcher.reversal` make plans, `patcher.engine` carries them out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from patcher import files
+from patcher.errors import Fault, Refused
+from patcher.receipt import Folder
+from patcher.site import Site
+from patcher.state import FileReport
+from patcher.transaction import Change
+
+
+class Verb(str, Enum):
+    """What happens to a file."""
+
+    KEEP = "keep"
+    PATCH = "patch"
+    RESTORE = "restore"
+    ADD = "add"
+    REPLACE = "replace"
+    REMOVE = "remove"
+    LEAVE = "leave"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Action:
+    """One file and what happens to it. Digests are sha256 in hex; None means no file."""
+
+    path: str
+    state: str
+    action: Verb
+    sha256_before: str | None
+    sha256_after: str | None
+    links: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A change to a site, ready to be carried out.
+
+    ``discard`` are pycs outside of the site (PYTHONPYCACHEPREFIX) that would win over a changed
+    file; ``prune`` are folders to remove once empty; ``folders`` get their old time back if they
+    hold what they held. ``texts`` has the changed files' text before and after, for a diff.
+    """
+
+    actions: tuple[Action, ...] = ()
+    changes: tuple[Change, ...] = ()
+    discard: tuple[Path, ...] = ()
+    prune: tuple[Path, ...] = ()
+    folders: Mapping[Path, Folder] = field(default_factory=dict)
+    texts: Mapping[str, tuple[bytes, bytes]] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def changes_something(self) -> bool:
+        """Whether carrying this out writes anything."""
+        return bool(self.changes or self.discard)
+
+    @property
+    def takes_code_away(self) -> bool:
+        """Whether a live process could miss or mix up code that it loads later."""
+        return any(a.action in (Verb.RESTORE, Verb.REPLACE, Verb.REMOVE) for a in self.actions)
+
+
+def action(report: FileReport, verb: Verb, after: str | None) -> Action:
+    """Return the `Action` for a surveyed file."""
+    return Action(
+        path=report.path,
+        state=report.state.value,
+        action=verb,
+        sha256_before=report.digest,
+        sha256_after=after,
+        links=report.links,
+    )
+
+
+def removal(path: Path) -> Change:
+    """Return the change that removes what stands at ``path`` now."""
+    return Change(target=path, expect=files.digest_path(path))
+
+
+def restoration(path: Path, original: Path) -> Change:
+    """Return the change that puts the kept ``original`` back at ``path``."""
+    return Change(target=path, expect=files.digest_path(path), clone=original)
+
+
+def writing(path: Path, content: bytes, *, like: Path) -> Change:
+    """Return the change that puts new ``content`` at ``path``."""
+    return Change(target=path, expect=files.digest_path(path), content=content, like=like)
+
+
+def place(site: Site, path: str) -> Path:
+    """Return where a recorded path lies: SGLang's own files, or in site-packages."""
+    return (site.package_root if path.startswith("sglang/") else site.root) / path
+
+
+def relative(site: Site, path: Path) -> str:
+    """Return ``path`` as it is recorded: the inverse of `place`."""
+    base = site.root if path.is_relative_to(site.root) else site.package_root
+    return path.relative_to(base).as_posix()
+
+
+def names(folder: Path) -> str:
+    """Return a digest of the names in ``folder``."""
+    listed = "\0".join(sorted(entry.name for entry in os.scandir(folder)))
+    return files.digest(listed.encode("utf-8", "surrogateescape"))
+
+
+def check_access(site: Site, plan: Plan) -> None:
+    """Refuse before anything is written if files cannot be replaced or space is short.
+
+    Raises:
+        Refused: with every folder and file that this user cannot change as its owner would.
+    """
+    if not plan.changes:
+        return
+    faults = [
+        Fault(
+            code="not-writable",
+            message="cannot be written by this user",
+            path=str(folder),
+            hint="Run this as the owner of the tree; patch a read-only image when it is built.",
+        )
+        for folder in sorted({change.target.parent for change in plan.changes} | {*site.bases})
+        if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK)
+    ]
+    user = os.geteuid()
+    strange = [c.target for c in plan.changes if user not in (0, _owner(c.target, user))]
+    faults += [
+        Fault(
+            code="not-owner",
+            message="belongs to another user, who would lose it to this one",
+            path=str(path),
+            hint="Run this as the owner of the tree, or as root.",
+        )
+        for path in strange
+    ]
+    needed = sum(len(change.content or b"") + 4096 for change in plan.changes)
+    room = os.statvfs(site.root)
+    free = room.f_bavail * room.f_frsize
+    if needed > free:
+        faults.append(
+            Fault(
+                code="no-space",
+                message=f"{needed:,} bytes are needed, {free:,} are free",
+                path=str(site.root),
+                hint="Free some space on this filesystem, then run this again.",
+            )
+        )
+    if faults:
+        raise Refused(faults)
+
+
+def _owner(path: Path, default: int) -> int:
+    return path.lstat().st_uid if os.path.lexists(path) else default

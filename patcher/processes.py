@@ -1,0 +1,117 @@
+"""Live processes that run SGLang from a given tree, as far as /proc tells (Linux).
+
+A server keeps the code it imported and may import more of it later. It counts as one of the
+tree's if it calls itself sglang (SGLang titles its processes so) and maps a file of the tree,
+runs its environment's Python, or has the tree on its PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from patcher.site import Site
+
+_PROC = Path("/proc")
+_TITLE_LENGTH = 80
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """One process: its number, what it calls itself, and when it started (epoch seconds).
+
+    ``certain`` is false where another user's process could not be looked into.
+    """
+
+    pid: int
+    title: str
+    started_at: float
+    certain: bool
+
+    def __str__(self) -> str:
+        doubt = "" if self.certain else " (another user's: whose SGLang it runs is not known)"
+        return f"{self.pid} {self.title[:_TITLE_LENGTH]}{doubt}"
+
+
+def visible() -> bool:
+    """Tell whether this system shows its processes in a way that `find` can read."""
+    return _PROC.is_dir()
+
+
+def find(site: Site) -> tuple[Process, ...]:
+    """Return the live processes that run SGLang from ``site``; none where there is no /proc."""
+    if not visible():
+        return ()
+    booted = _boot_time()
+    own = _ancestry()
+    return tuple(
+        found
+        for folder in sorted(_PROC.glob("[0-9]*"), key=lambda entry: int(entry.name))
+        if int(folder.name) not in own and (found := _examine(folder, site, booted))
+    )
+
+
+def _examine(folder: Path, site: Site, booted: float) -> Process | None:
+    try:
+        words = (folder / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+        title = " ".join(words).strip()
+        if "sglang" not in title or not words[0]:
+            return None
+        started_at = booted + _start_ticks(folder) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError):
+        return None  # gone since it was listed
+    try:
+        certain = _uses(folder, words[0], site)
+    except PermissionError:
+        return Process(pid=int(folder.name), title=title, started_at=started_at, certain=False)
+    except OSError:
+        return None
+    if not certain:
+        return None
+    return Process(pid=int(folder.name), title=title, started_at=started_at, certain=True)
+
+
+def _uses(folder: Path, word: str, site: Site) -> bool:
+    executable = (folder / "exe").readlink()
+    if not executable.name.startswith(("python", "pypy")):
+        return False
+    homes = {executable.parent.parent}
+    if Path(word).is_absolute():  # a virtual environment's Python is a link: its own name tells
+        homes.add(Path(word).parent.parent)
+    if any(site.root.is_relative_to(home) for home in homes):
+        return True
+    roots = [str(base) for base in site.bases]
+    environment = (folder / "environ").read_bytes().decode("utf-8", "replace").split("\0")
+    search_path = next((e[11:] for e in environment if e.startswith("PYTHONPATH=")), "")
+    if any(os.path.realpath(entry) in roots for entry in search_path.split(":") if entry):
+        return True
+    maps = (folder / "maps").read_text(errors="replace")
+    return any(f"{root}/" in maps for root in roots)
+
+
+def _start_ticks(folder: Path) -> int:
+    # The command's name, in brackets, may hold spaces and brackets of its own.
+    return int((folder / "stat").read_text().rpartition(")")[2].split()[19])
+
+
+def _boot_time() -> float:
+    # Not the "btime" of /proc/stat: whole seconds would make a server that was started right
+    # after an apply look older than the apply.
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _ancestry() -> set[int]:
+    return set(_parents(os.getpid()))
+
+
+def _parents(pid: int) -> Iterator[int]:
+    while pid > 0:
+        yield pid
+        try:
+            text = (_PROC / str(pid) / "stat").read_text()
+        except OSError:
+            return
+        pid = int(text.rpartition(")")[2].split()[1])

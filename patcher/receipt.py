@@ -1,0 +1,130 @@
+"""The receipt: what was put into a site, and where the originals are kept.
+
+It lies in ``sglang_overlay/_state/`` with the originals beside it. Every revert and upgrade works
+from it, so that a newer engine can take back what an older one did.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from patcher.errors import refuse
+
+SCHEMA = 1
+STATE = "sglang_overlay/_state"
+PATH = f"{STATE}/receipt.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """A file that was replaced or removed.
+
+    ``before`` and ``after`` are digests (None: removed); ``original`` is where the first is kept,
+    relative to site-packages.
+    """
+
+    before: str
+    after: str | None
+    original: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folder:
+    """The time of a folder and a digest of its names, as they were before the first change."""
+
+    mtime_ns: int
+    names: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receipt:
+    """One applied overlay.
+
+    ``files`` and ``bytecode`` are keyed by path relative to the package's folder, ``overlay``
+    (path → sha256) and ``record`` by path relative to site-packages. ``applied_at`` is in seconds
+    since the epoch.
+    """
+
+    overlay_version: str
+    fingerprint: str
+    release: str
+    family: str
+    applied_at: float
+    files: Mapping[str, Kept]
+    bytecode: Mapping[str, Kept]
+    overlay: Mapping[str, str]
+    record: Mapping[str, Kept]
+    folders: Mapping[str, Folder]
+
+    def version_key(self) -> tuple[int, ...]:
+        """The overlay's version as a tuple that sorts."""
+        return version_key(self.overlay_version)
+
+    def originals(self) -> list[str]:
+        """Where the originals are kept, relative to site-packages."""
+        kept = [*self.files.values(), *self.bytecode.values(), *self.record.values()]
+        return [one.original for one in kept]
+
+
+def version_key(version: str) -> tuple[int, ...]:
+    """Return the overlay's own version, ``1.2.3``, as a tuple that sorts."""
+    return tuple(int(part) for part in version.split("."))
+
+
+def original_name(path: str) -> str:
+    """Return where the original of ``path`` is kept; the ending keeps compilers away from it."""
+    return f"{STATE}/originals/{path}.orig"
+
+
+def load(root: Path) -> Receipt | None:
+    """Read the receipt in the site-packages folder ``root``; None where there is none.
+
+    Raises:
+        Refused: it is damaged, or written by an engine that is newer than this one.
+    """
+    try:
+        text = (root / PATH).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        return _parse(json.loads(text))
+    except (ValueError, KeyError, TypeError) as error:
+        raise refuse(
+            "receipt-unreadable",
+            f"cannot be read by this engine: {error}",
+            path=str(root / PATH),
+            hint="Use the overlay version that applied it. If the file is damaged, run "
+            "`pip install --force-reinstall --no-deps sglang==VERSION`: that removes the overlay.",
+        ) from error
+
+
+def render(receipt: Receipt) -> bytes:
+    """Return the JSON text of ``receipt``."""
+    return (json.dumps({"schema": SCHEMA, **asdict(receipt)}, indent=1) + "\n").encode()
+
+
+def _parse(document: dict[str, Any]) -> Receipt:
+    if document["schema"] != SCHEMA:
+        raise ValueError(f"schema {document['schema']}, known is {SCHEMA}")
+    receipt = Receipt(
+        overlay_version=document["overlay_version"],
+        fingerprint=document["fingerprint"],
+        release=document["release"],
+        family=document["family"],
+        applied_at=float(document["applied_at"]),
+        files=_kept(document["files"]),
+        bytecode=_kept(document["bytecode"]),
+        overlay={path: str(sha) for path, sha in document["overlay"].items()},
+        record=_kept(document["record"]),
+        folders={path: Folder(**row) for path, row in document["folders"].items()},
+    )
+    receipt.version_key()
+    return receipt
+
+
+def _kept(rows: dict[str, Any]) -> dict[str, Kept]:
+    return {path: Kept(**row) for path, row in rows.items()}

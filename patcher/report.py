@@ -1,0 +1,110 @@
+"""What was done, for people and for machines.
+
+The JSON form is stable: schema 1, documented in docs/operations.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from patcher import diff
+from patcher.errors import Fault
+from patcher.plan import Action, Verb
+from patcher.state import TreeState
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The result of one run of the engine.
+
+    With ``command`` ``check``, ``changed`` says whether an apply (or revert) would change
+    anything, and ``state_after`` what the tree would be.
+    """
+
+    command: str
+    target: str
+    release: str | None
+    overlay_version: str | None
+    state_before: TreeState | None
+    state_after: TreeState | None
+    changed: bool = False
+    actions: tuple[Action, ...] = ()
+    errors: tuple[Fault, ...] = ()
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    texts: Mapping[str, tuple[bytes, bytes]] | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """0: done, changed or not; 1: refused, or failed with nothing left half done."""
+        return 1 if self.errors else 0
+
+
+def to_json(outcome: Outcome, *, with_diff: bool = False) -> str:
+    """Return the outcome as one JSON object."""
+    document = {
+        "schema": SCHEMA,
+        "command": outcome.command,
+        "target": outcome.target,
+        "release": outcome.release,
+        "overlay_version": outcome.overlay_version,
+        "state_before": outcome.state_before,
+        "state_after": outcome.state_after,
+        "changed": outcome.changed,
+        "files": [asdict(action) for action in outcome.actions],
+        "errors": [asdict(fault) for fault in outcome.errors],
+        "warnings": list(outcome.warnings),
+    }
+    if with_diff:
+        document["diff"] = to_diff(outcome)
+    return json.dumps(document, indent=2)
+
+
+def to_diff(outcome: Outcome) -> str:
+    """Return the changed files as a unified diff."""
+    return "".join(
+        diff.unified(before, after, path=path)
+        for path, (before, after) in sorted((outcome.texts or {}).items())
+    )
+
+
+def to_text(outcome: Outcome) -> str:
+    """Return the outcome for people to read."""
+    lines = [f"note: {note}" for note in outcome.notes]
+    lines += [f"warning: {warning}" for warning in outcome.warnings]
+    for fault in outcome.errors:
+        where = f"{fault.path}: " if fault.path else ""
+        lines.append(f"error [{fault.code}]: {where}{fault.message}")
+        lines += [f"  → {fault.hint}"] if fault.hint else []
+    if outcome.errors:
+        lines.append(f"{outcome.command} refused: nothing was changed in {outcome.target}")
+        return "\n".join(lines)
+    lines += [
+        f"  {action.action.value:8} {action.path}"
+        for action in outcome.actions
+        if action.action not in (Verb.KEEP, Verb.ADD, Verb.REMOVE)
+    ]
+    counts = Counter(action.action for action in outcome.actions)
+    for verb in (Verb.ADD, Verb.REMOVE):
+        if counts[verb]:
+            lines.append(f"  {verb.value:8} {counts[verb]} overlay modules")
+    lines.append(_summary(outcome))
+    return "\n".join(lines)
+
+
+def _summary(outcome: Outcome) -> str:
+    release = f"sglang {outcome.release}" if outcome.release else "sglang"
+    where = f"{release} in {outcome.target}"
+    before = outcome.state_before.value if outcome.state_before else "unknown"
+    after = outcome.state_after.value if outcome.state_after else "unknown"
+    if outcome.command == "status":
+        return f"{where} is {after} (this overlay: {outcome.overlay_version})"
+    if not outcome.changed:
+        return f"{where} is {after}; nothing to do"
+    verb = "would go" if outcome.command == "check" else "went"
+    return f"{where} {verb} from {before} to {after} (overlay {outcome.overlay_version})"

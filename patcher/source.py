@@ -1,0 +1,95 @@
+"""The product's own files: patches, manifests and overlay modules, from a folder or a zip."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from patcher import files, manifest, series
+from patcher.errors import refuse
+from patcher.manifest import Manifest
+from patcher.series import Series
+
+PACKAGE = "sglang_overlay"
+_VERSION = re.compile(rb'^__version__ = "(\d+(?:\.\d+)*)"$', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Source:
+    """The overlay that this copy of the product installs.
+
+    ``root`` is the folder, or the place in a zip archive, that holds ``patches/`` and ``overlay/``.
+    """
+
+    root: Path | zipfile.Path
+
+    @cached_property
+    def overlay(self) -> Mapping[str, bytes]:
+        """The overlay's modules: path relative to site-packages → content."""
+        folder = self.root / "overlay" / PACKAGE
+        return dict(sorted(_walk(folder, PACKAGE)))
+
+    @cached_property
+    def version(self) -> str:
+        """The overlay's version, read from its text: nothing of it is ever imported here."""
+        found = _VERSION.search(self.overlay.get(f"{PACKAGE}/__init__.py", b""))
+        if not found:
+            raise refuse(
+                "source-damaged",
+                f"overlay/{PACKAGE}/__init__.py does not name a __version__",
+                path=str(self.root),
+                hint="This copy of the overlay is incomplete: get it again.",
+            )
+        return found[1].decode()
+
+    @cached_property
+    def manifests(self) -> tuple[Manifest, ...]:
+        """One manifest for each supported release."""
+        return tuple(
+            manifest.parse(entry.read_bytes(), origin=f"patches/{family}/manifests/{entry.name}")
+            for family in self._families()
+            for entry in _entries(self.root / "patches" / family / "manifests")
+            if entry.name.endswith(".json")
+        )
+
+    def series(self, family: str) -> Series:
+        """Return the patches of one family of releases."""
+        return series.load(self.root / "patches" / family, family=family)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A sha256 over all that is installed: what the files become, and the overlay's modules."""
+        lines = [f"{path} {files.digest(content)}" for path, content in self.overlay.items()]
+        for release in sorted(self.manifests, key=lambda one: one.release):
+            lines += [f"{release.release} {p} {row.after}" for p, row in release.files.items()]
+        return files.digest("\n".join(lines).encode())
+
+    def _families(self) -> list[str]:
+        return [entry.name for entry in _entries(self.root / "patches") if entry.is_dir()]
+
+
+def locate() -> Source:
+    """Return the `Source` that this engine was shipped with."""
+    here = Path(__file__)
+    root = here.parents[1]
+    if root.is_dir():
+        return Source(root)
+    return Source(zipfile.Path(str(root)))
+
+
+def _entries(folder: Path | zipfile.Path) -> list[Path | zipfile.Path]:
+    return sorted(folder.iterdir(), key=lambda entry: entry.name)
+
+
+def _walk(folder: Path | zipfile.Path, prefix: str) -> Iterator[tuple[str, bytes]]:
+    for entry in _entries(folder):
+        path = f"{prefix}/{entry.name}"
+        if entry.is_dir():
+            if entry.name != "__pycache__":
+                yield from _walk(entry, path)
+        elif not entry.name.endswith((".pyc", ".pyo")):
+            yield path, entry.read_bytes()

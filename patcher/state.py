@@ -1,0 +1,265 @@
+"""What an installed SGLang is right now: pristine, patched, or which of the states in between.
+
+Every judgement is by sha256 against the release's manifest and the receipt. No file is ever
+tried with a reverse dry run, and nothing is written here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from pathlib import Path
+
+from patcher import bytecode, files, record, transaction
+from patcher import receipt as receipts
+from patcher.manifest import Manifest
+from patcher.receipt import Receipt
+from patcher.site import Site
+from patcher.source import PACKAGE, Source
+
+
+class FileState(str, Enum):
+    """What one file is."""
+
+    PRISTINE = "pristine"
+    PATCHED = "patched"
+    OUTDATED = "outdated"
+    FOREIGN = "foreign"
+    MISSING = "missing"
+
+
+class TreeState(str, Enum):
+    """What the whole tree is."""
+
+    ABSENT = "absent"
+    PRISTINE = "pristine"
+    PATCHED = "patched"
+    OUTDATED = "outdated"
+    NEWER = "newer"
+    MIXED = "mixed"
+    FOREIGN = "foreign"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileReport:
+    """One file: its path relative to its folder, its state, its digest now, its link count."""
+
+    path: str
+    state: FileState
+    digest: str | None
+    links: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """An installed SGLang, as it was found.
+
+    ``manifest`` is that of the release it was identified as (for a foreign tree, the nearest one;
+    None if nothing is near). ``files`` are SGLang's own, touched ones and witnesses; ``overlay``
+    are ours. ``interrupted`` means that an earlier run left work behind; the rest is then as the
+    tree stands, half way.
+    """
+
+    site: Site
+    source: Source
+    manifest: Manifest | None
+    receipt: Receipt | None
+    files: tuple[FileReport, ...]
+    overlay: tuple[FileReport, ...]
+    interrupted: bool
+
+    @cached_property
+    def state(self) -> TreeState:
+        """The one word for the tree."""
+        if self.interrupted:
+            return TreeState.INTERRUPTED
+        if not self.site.installed:
+            return TreeState.ABSENT
+        if self.manifest is None or any(f.state in _STRANGE for f in self.files):
+            return TreeState.FOREIGN
+        touched = {f.state for f in self.files if f.path in self.manifest.files}
+        if self.receipt is None:
+            clean = touched == {FileState.PRISTINE} and not self.overlay
+            return TreeState.PRISTINE if clean else TreeState.MIXED
+        return self._by_receipt(touched)
+
+    def _by_receipt(self, touched: set[FileState]) -> TreeState:
+        assert self.receipt is not None
+        if self._is_as_applied(self.receipt):
+            own = receipts.version_key(self.source.version)
+            if self.receipt.version_key() > own:
+                return TreeState.NEWER
+            if self.receipt.fingerprint == self.source.fingerprint:
+                whole = not (self.stale_bytecode or self.record_gaps)
+                return TreeState.PATCHED if whole else TreeState.MIXED
+            return TreeState.OUTDATED
+        return TreeState.MIXED
+
+    def _is_as_applied(self, receipt: Receipt) -> bool:
+        ours = {f.path: f.digest for f in self.overlay}
+        return (
+            self.manifest is not None
+            and receipt.release == self.manifest.release
+            and all(self.digests.get(path) == kept.after for path, kept in receipt.files.items())
+            and ours == dict(receipt.overlay)
+        )
+
+    @cached_property
+    def digests(self) -> Mapping[str, str | None]:
+        """Path → digest for SGLang's own files."""
+        return {f.path: f.digest for f in self.files}
+
+    @cached_property
+    def stale_bytecode(self) -> tuple[Path, ...]:
+        """Pycs that Python would run in place of a file that is now patched."""
+        return tuple(
+            pyc
+            for report in self.files
+            if report.state in (FileState.PATCHED, FileState.OUTDATED)
+            for pyc in _stale(self.site.package_root / report.path)
+        )
+
+    @cached_property
+    def record_gaps(self) -> tuple[str, ...]:
+        """What RECORD says wrongly, or not at all, of the files that the overlay put here."""
+        if self.receipt is None or self.site.record is None:
+            return ()
+        rows = record.rows(self.site.record.read_bytes())
+        gaps = [path for path in (*self.receipt.originals(), receipts.PATH) if path not in rows]
+        written = [(self.site.root, path) for path in self.receipt.overlay]
+        if not self.site.editable:
+            written += [(self.site.package_root, path) for path in self.receipt.files]
+        for folder, path in written:
+            try:
+                content = (folder / path).read_bytes()
+            except FileNotFoundError:
+                continue
+            if rows.get(path) != record.row(path, content):
+                gaps.append(path)
+        return tuple(gaps)
+
+    def strangers(self) -> list[FileReport]:
+        """SGLang's files that are neither as released nor as patched."""
+        return [f for f in self.files if f.state in _STRANGE]
+
+
+_STRANGE = (FileState.FOREIGN, FileState.MISSING)
+
+
+def survey(site: Site, source: Source) -> Survey:
+    """Look at ``site`` and say what it is.
+
+    Raises:
+        Refused: the receipt or a manifest cannot be read.
+    """
+    receipt = receipts.load(site.root)
+    manifests = source.manifests
+    paths = {path for m in manifests for path in (*m.files, *m.witnesses)}
+    paths.update(receipt.files if receipt else ())
+    digests = {path: files.digest_content(site.package_root / path) for path in sorted(paths)}
+    manifest = _identify(manifests, receipt, digests, site)
+    # What was done to another release says nothing about this one's files.
+    applies = receipt is not None and manifest is not None and receipt.release == manifest.release
+    applied = receipt if applies or manifest is None else None
+    return Survey(
+        site=site,
+        source=source,
+        manifest=manifest,
+        receipt=receipt,
+        files=tuple(_reports(site.package_root, digests, manifest, applied)),
+        overlay=tuple(_overlay_reports(site.root, source, receipt)),
+        interrupted=transaction.pending(site.bases),
+    )
+
+
+def classify(
+    path: str, digest: str | None, manifest: Manifest | None, receipt: Receipt | None
+) -> FileState:
+    """Return what a file of SGLang's with this ``digest`` is, for the release in ``manifest``."""
+    if digest is None:
+        return FileState.MISSING
+    known = manifest.files.get(path) if manifest else None
+    kept = receipt.files.get(path) if receipt else None
+    if known and digest == known.after:
+        return FileState.PATCHED
+    if kept and digest == kept.after:
+        return FileState.OUTDATED
+    pristine = {
+        known.before if known else None,
+        manifest.witnesses.get(path) if manifest else None,
+        kept.before if kept else None,
+    }
+    return FileState.PRISTINE if digest in pristine else FileState.FOREIGN
+
+
+def _identify(
+    manifests: Iterable[Manifest],
+    receipt: Receipt | None,
+    digests: Mapping[str, str | None],
+    site: Site,
+) -> Manifest | None:
+    def matches(manifest: Manifest) -> int:
+        known = [*manifest.files, *manifest.witnesses]
+        ok = (FileState.PRISTINE, FileState.PATCHED, FileState.OUTDATED)
+        applied = receipt if receipt and receipt.release == manifest.release else None
+        return sum(classify(path, digests[path], manifest, applied) in ok for path in known)
+
+    def rank(manifest: Manifest) -> tuple[int, bool]:
+        return matches(manifest), manifest.release == site.version
+
+    best = max(manifests, key=rank, default=None)
+    return best if best is not None and matches(best) else None
+
+
+def _reports(
+    folder: Path,
+    digests: Mapping[str, str | None],
+    manifest: Manifest | None,
+    applied: Receipt | None,
+) -> Iterable[FileReport]:
+    relevant = {*(manifest.files if manifest else ()), *(manifest.witnesses if manifest else ())}
+    relevant.update(applied.files if applied else ())
+    for path in sorted(relevant):
+        yield FileReport(
+            path=path,
+            state=classify(path, digests[path], manifest, applied),
+            digest=digests[path],
+            links=_links(folder / path),
+        )
+
+
+def _overlay_reports(root: Path, source: Source, receipt: Receipt | None) -> Iterable[FileReport]:
+    """Report the files of ours that are there, and those that the receipt says should be."""
+    wanted = receipt.overlay if receipt else {}
+    for path in sorted({*source.overlay, *wanted}):
+        digest = files.digest_path(root / path)
+        if digest is None and path not in wanted:
+            continue
+        if digest is None:
+            state = FileState.MISSING
+        elif path in source.overlay and digest == files.digest(source.overlay[path]):
+            state = FileState.PATCHED
+        else:
+            state = FileState.OUTDATED if digest == wanted.get(path) else FileState.FOREIGN
+        yield FileReport(path=path, state=state, digest=digest, links=_links(root / path))
+
+
+def _stale(source: Path) -> list[Path]:
+    pycs = [*bytecode.beside(source), *bytecode.in_prefix(source)]
+    if not pycs:
+        return []
+    content = source.read_bytes()
+    return [pyc for pyc in pycs if bytecode.outvotes(pyc, content)]
+
+
+def _links(path: Path) -> int:
+    try:
+        return path.lstat().st_nlink
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+
+
+assert PACKAGE in receipts.PATH

@@ -1,0 +1,400 @@
+"""All or nothing: changes to files are carried out whole, also under SIGKILL and power loss.
+
+The order is that of a write-ahead journal:
+
+1. *Stage.* Every new file is written, complete and fsynced, into a hidden folder of the same
+   filesystem, and every file that will go is kept there under a second name. The tree is untouched.
+2. *Commit.* The journal is renamed into place. From here on the change will happen.
+3. *Act.* One `rename(2)` or `unlink(2)` a change; nothing needs new space. A failure is undone.
+4. *Clean.* The journal goes first, the staging folder after it.
+
+A run that finds a journal carries the change to its end; one that finds a staging folder without
+a journal drops it. What somebody else has put there since (pip, say) is never overwritten.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from patcher import files
+from patcher.errors import Fault, Refused, refuse
+
+STAGING = ".sglang_overlay.txn"
+_JOURNAL = "journal.json"
+_UNDO = "undo.json"
+_SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One path, taken from what stands there now to what shall stand there.
+
+    ``content`` is written as a new file with the mode, owner and xattrs of ``like``; ``clone``
+    names an existing file to be put there as it is; with neither, the path is removed.
+    ``expect`` is the digest that the plan saw at ``target`` (None: nothing there).
+    """
+
+    target: Path
+    expect: str | None
+    content: bytes | None = None
+    clone: Path | None = None
+    like: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Step:
+    """A change as the journal keeps it: where it is, and what stands there before and after."""
+
+    base: int
+    path: str
+    before: str | None
+    after: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Journal:
+    """What recovery needs: the folders involved (the first is the site), and the steps in order."""
+
+    bases: tuple[Path, ...]
+    purpose: str
+    steps: tuple[_Step, ...] = ()
+    new_folders: tuple[tuple[int, str], ...] = ()
+    prune: tuple[tuple[int, str], ...] = ()
+    staging: tuple[Path, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "staging", tuple(base / STAGING for base in self.bases))
+
+    def target(self, step: _Step) -> Path:
+        return self.bases[step.base] / step.path
+
+    def folders(self, places: Sequence[tuple[int, str]]) -> list[Path]:
+        return [self.bases[base] / path for base, path in places]
+
+    def new(self, number: int, step: _Step) -> Path:
+        return self.staging[step.base] / f"{number:04d}.new"
+
+    def old(self, number: int, step: _Step) -> Path:
+        return self.staging[step.base] / f"{number:04d}.old"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovery:
+    """What became of an interrupted change: its purpose, whether it was finished, what was left."""
+
+    purpose: str
+    finished: bool
+    left_alone: tuple[Path, ...] = ()
+
+
+def pending(bases: Sequence[Path]) -> bool:
+    """Tell whether an earlier run left something behind in one of the folders ``bases``."""
+    return any(os.path.lexists(base / STAGING) for base in bases)
+
+
+def execute(
+    changes: Sequence[Change],
+    *,
+    bases: Sequence[Path],
+    purpose: str,
+    prune: Sequence[Path] = (),
+) -> tuple[str, ...]:
+    """Carry out ``changes`` in order, whole or not at all; return what could not be cleaned up.
+
+    Args:
+        changes: what to put, replace or remove.
+        bases: the folders that hold every target, the site-packages folder first. Each gets a
+            staging folder of its own, since a rename cannot cross filesystems.
+        purpose: a word for people, such as ``apply 0.1.0``, shown if a later run must finish it.
+        prune: folders to remove once they are empty.
+
+    Raises:
+        Refused: nothing is changed (or everything was put back); the reason is in its faults.
+    """
+    assert not pending(bases), "an interrupted change must be recovered first"
+    try:
+        journal = _stage(changes, bases=tuple(bases), purpose=purpose, prune=prune)
+        _commit(journal)
+    except OSError as error:
+        _abandon(bases)
+        raise _failure(error, "could not be prepared; nothing was changed") from error
+    except BaseException:
+        _abandon(bases)
+        raise
+    with _signals_deferred():
+        try:
+            _act(journal)
+        except OSError as error:
+            raise _put_back(journal, error) from error
+    try:
+        _drop(journal.staging)
+    except OSError as error:
+        return (f"{error.filename or journal.staging[0]}: {error.strerror or error}",)
+    return ()
+
+
+def recover(bases: Sequence[Path]) -> Recovery | None:
+    """Finish or undo what an earlier run left; return None where it had changed nothing yet.
+
+    Raises:
+        Refused: the journal is damaged, or the filesystem still refuses; all is left as found.
+    """
+    staging = bases[0] / STAGING
+    undoing = (staging / _UNDO).exists()
+    try:
+        text = (staging / (_UNDO if undoing else _JOURNAL)).read_bytes()
+    except FileNotFoundError:
+        try:
+            _drop([base / STAGING for base in bases])
+        except OSError as error:
+            raise _failure(error, "left by an interrupted run and cannot be removed") from error
+        return None
+    journal = _parse(text, bases)
+    replaced = frozenset(
+        journal.target(step)
+        for step in journal.steps
+        if files.digest_path(journal.target(step)) not in (step.before, step.after)
+    )
+    forward = not undoing and not replaced and _all_staged(journal)
+    with _signals_deferred():
+        try:
+            if forward:
+                _act(journal)
+            else:
+                _undo(journal, keep=replaced)
+            _drop(journal.staging)
+        except OSError as error:
+            raise _failure(error, f"an interrupted run ({journal.purpose}) stays open") from error
+    return Recovery(purpose=journal.purpose, finished=forward, left_alone=tuple(sorted(replaced)))
+
+
+def _all_staged(journal: _Journal) -> bool:
+    """Tell whether each step is done already or still has its new file, whole."""
+    return all(
+        step.after is None
+        or files.digest_path(journal.target(step)) == step.after
+        or files.digest_path(journal.new(number, step)) == step.after
+        for number, step in enumerate(journal.steps)
+    )
+
+
+def _stage(
+    changes: Sequence[Change], *, bases: tuple[Path, ...], purpose: str, prune: Sequence[Path]
+) -> _Journal:
+    journal = _Journal(bases=bases, purpose=purpose)
+    for parent, staging in zip(bases, journal.staging, strict=True):
+        files.make_directory(staging, like=parent)
+    steps: list[_Step] = []
+    for number, change in enumerate(changes):
+        base, path = _locate(change.target, bases)
+        before = files.digest_path(change.target)
+        if before != change.expect:
+            raise refuse(
+                "changed-underneath",
+                f"changed while it was being worked on (sha256 {before}, was {change.expect})",
+                path=str(change.target),
+                hint="Another program is writing to this tree. Let it finish, then run this again.",
+            )
+        step = _Step(base=base, path=path, before=before, after=None)
+        if before is not None:
+            files.clone(change.target, journal.old(number, step))
+        new = journal.new(number, step)
+        if change.content is not None:
+            assert change.like is not None, "new content needs a file to take after"
+            stamp = _fresh_mtime(change.target)
+            files.write(new, change.content, like=change.like, mtime_ns=stamp)
+        elif change.clone is not None:
+            files.clone(change.clone, new)
+        steps.append(_Step(base=base, path=path, before=before, after=files.digest_path(new)))
+    folders: list[Path] = []
+    for change in changes:
+        if change.content is not None or change.clone is not None:
+            _missing_folders(change.target.parent, folders)
+    for staging in journal.staging:
+        files.sync_directory(staging)
+    return replace(
+        journal,
+        steps=tuple(steps),
+        new_folders=tuple(_locate(folder, bases) for folder in folders),
+        prune=tuple(_locate(folder, bases) for folder in prune),
+    )
+
+
+def _locate(target: Path, bases: tuple[Path, ...]) -> tuple[int, str]:
+    for number, base in enumerate(bases):
+        if target.is_relative_to(base):
+            return number, target.relative_to(base).as_posix()
+    raise AssertionError(f"{target} is outside of {bases}")
+
+
+def _fresh_mtime(target: Path) -> int:
+    """Return a time in another second than the file's own: bytecode is matched by the second."""
+    now = time.time_ns()
+    try:
+        second = target.lstat().st_mtime_ns // 10**9
+    except (FileNotFoundError, NotADirectoryError):
+        return now
+    return now if now // 10**9 != second else now + 10**9
+
+
+def _missing_folders(folder: Path, known: list[Path]) -> None:
+    """Add ``folder`` and its missing parents to ``known``, outermost first."""
+    if folder not in known and not folder.is_dir():
+        _missing_folders(folder.parent, known)
+        known.append(folder)
+
+
+def _commit(journal: _Journal) -> None:
+    record = {
+        "schema": _SCHEMA,
+        "purpose": journal.purpose,
+        "bases": [str(base) for base in journal.bases],
+        "steps": [asdict(step) for step in journal.steps],
+        "new_folders": journal.new_folders,
+        "prune": journal.prune,
+    }
+    staging = journal.staging[0]
+    draft = staging / "journal.draft"
+    text = json.dumps(record, indent=1).encode()
+    files.write(draft, text, like=staging, mtime_ns=time.time_ns())
+    draft.rename(staging / _JOURNAL)
+    for folder in (*journal.staging, *journal.bases):
+        files.sync_directory(folder)
+
+
+def _parse(text: bytes, bases: Sequence[Path]) -> _Journal:
+    try:
+        record = json.loads(text)
+        if record["schema"] != _SCHEMA:
+            raise ValueError(f"schema {record['schema']}, known is {_SCHEMA}")
+        # The site may have moved since (a container layer, say); the other folder may not.
+        return _Journal(
+            bases=(bases[0], *(Path(base) for base in record["bases"][1:])),
+            purpose=record["purpose"],
+            steps=tuple(_Step(**step) for step in record["steps"]),
+            new_folders=tuple((base, path) for base, path in record["new_folders"]),
+            prune=tuple((base, path) for base, path in record["prune"]),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise refuse(
+            "journal-unreadable",
+            f"the journal of an interrupted run cannot be read: {error}",
+            path=str(bases[0] / STAGING),
+            hint="Finish with the overlay version that wrote it, or reinstall sglang with pip "
+            "and delete this folder.",
+        ) from error
+
+
+def _act(journal: _Journal) -> None:
+    """Bring every target to its final state. Safe to repeat from any point."""
+    for folder in journal.folders(journal.new_folders):
+        # Also where it stands already: a run may have died before it gave the folder its mode.
+        files.make_directory(folder, like=folder.parent)
+    for number, step in enumerate(journal.steps):
+        if step.after is None:
+            journal.target(step).unlink(missing_ok=True)
+        elif os.path.lexists(journal.new(number, step)):
+            journal.new(number, step).replace(journal.target(step))
+    for folder in sorted(journal.folders(journal.prune), reverse=True):
+        with contextlib.suppress(OSError):  # not empty: somebody keeps a file of theirs in it
+            folder.rmdir()
+    for step in journal.steps:
+        found = files.digest_path(journal.target(step))
+        if found != step.after:
+            raise OSError(f"{journal.target(step)} reads {found} after the change to {step.after}")
+    _sync(journal)
+
+
+def _undo(journal: _Journal, *, keep: frozenset[Path] = frozenset()) -> None:
+    """Bring every target back to its first state, those in ``keep`` excepted. Safe to repeat."""
+    staging = journal.staging[0]
+    if not (staging / _UNDO).exists():
+        # From here on the staged new files may be lost, so no later run may go forward.
+        (staging / _JOURNAL).rename(staging / _UNDO)
+        files.sync_directory(staging)
+    for number, step in reversed(list(enumerate(journal.steps))):
+        target = journal.target(step)
+        if target in keep:
+            continue
+        old = journal.old(number, step)
+        if step.before is None:
+            if target.parent.is_dir():
+                target.unlink(missing_ok=True)
+        elif os.path.lexists(old):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            old.replace(target)
+    for folder in reversed(journal.folders(journal.new_folders)):
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+    _sync(journal)
+
+
+def _sync(journal: _Journal) -> None:
+    for folder in {journal.target(step).parent for step in journal.steps} | set(journal.bases):
+        if folder.is_dir():
+            files.sync_directory(folder)
+
+
+def _put_back(journal: _Journal, error: OSError) -> Refused:
+    try:
+        _undo(journal)
+        _drop(journal.staging)
+    except OSError as second:
+        return Refused(
+            [
+                *_failure(error, "could not be changed").faults,
+                *_failure(second, "could not be put back yet; the next run will").faults,
+            ]
+        )
+    return _failure(error, "could not be changed; everything was put back")
+
+
+def _drop(stagings: Sequence[Path]) -> None:
+    """Delete the staging folders, journal first: without one, the rest is rubbish to any run."""
+    first = stagings[0]
+    if first.is_dir():
+        for name in (_JOURNAL, _UNDO):
+            (first / name).unlink(missing_ok=True)
+        files.sync_directory(first)
+    for staging in stagings:
+        files.remove_tree(staging)
+
+
+def _abandon(bases: Sequence[Path]) -> None:
+    with contextlib.suppress(OSError):  # the next run drops what this one could not
+        _drop([base / STAGING for base in bases])
+
+
+def _failure(error: OSError, what: str) -> Refused:
+    hints = {
+        errno.ENOSPC: "Free some space on this filesystem, then run this again.",
+        errno.EACCES: "Run this as the owner of the tree.",
+        errno.EPERM: "Run this as the owner of the tree.",
+        errno.EROFS: "This filesystem is read-only: remount it, or patch when the image is built.",
+    }
+    fault = Fault(
+        code="io-error",
+        message=f"{what}: {error.strerror or error}",
+        path=str(error.filename or ""),
+        hint=hints.get(error.errno or 0, "Look at the filesystem's health, then run this again."),
+    )
+    return Refused([fault])
+
+
+@contextlib.contextmanager
+def _signals_deferred() -> Iterator[None]:
+    """Hold back SIGINT, SIGTERM and SIGHUP for the few milliseconds in which the tree changes."""
+    held = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, held)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)

@@ -1,0 +1,32 @@
+"""Settings that every test shares."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+
+import pytest
+
+RELEASES = ("0.5.11", "0.5.12", "0.5.12.post1")
+
+# What a person's shell may set and what would change the answers of the programs under test.
+for name in ("SGLANG_OVERLAY_DISABLE", "PYTHONPYCACHEPREFIX", "PYTHONPATH"):
+    os.environ.pop(name, None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    call: pytest.CallInfo[None],
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Turn a skip into a failure: what cannot run here is deselected by its marker instead."""
+    report = yield
+    if report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, but nothing may be skipped here: {call.excinfo}"
+    return report
+
+
+@pytest.fixture(params=RELEASES)
+def release(request: pytest.FixtureRequest) -> str:
+    """Each supported release in turn."""
+    return str(request.param)

@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""Verify the DDTree overlay on an installed SGLang. Reads only."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+
+from patcher import prerequisites
+
+prerequisites.demand()
+
+import click  # noqa: E402
+
+from patcher import verify  # noqa: E402
+from patcher.checks import Expect  # noqa: E402
+from patcher.verify import OPTIONAL, Request  # noqa: E402
+
+BUG = 3
+INTERRUPTED = 130
+
+
+def names(
+    context: click.Context, parameter: click.Parameter, value: tuple[str, ...]
+) -> frozenset[str]:
+    """Take the names of checks apart: repeated, or separated by commas."""
+    chosen = frozenset(name for text in value for name in text.split(",") if name)
+    for name in sorted(chosen.difference(OPTIONAL)):
+        raise click.BadParameter(
+            f"{name!r} is not one of {', '.join(OPTIONAL)}", ctx=context, param=parameter
+        )
+    return chosen
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 96})
+@click.option(
+    "--target",
+    metavar="DIR",
+    help="A site-packages folder, a virtual environment or a Python executable. "
+    "Default: the SGLang of the Python that runs this.",
+)
+@click.option(
+    "--expect",
+    type=click.Choice([one.value for one in Expect]),
+    default=Expect.PATCHED.value,
+    show_default=True,
+    help="What the target is meant to be.",
+)
+@click.option(
+    "--require",
+    multiple=True,
+    callback=names,
+    metavar="CHECKS",
+    help=f"Fail where one of these would be skipped: {', '.join(OPTIONAL)} (comma-separated).",
+)
+@click.option(
+    "--skip",
+    multiple=True,
+    callback=names,
+    metavar="CHECKS",
+    help="Do not run these; the same names. The import check takes seconds, the rest does not.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def main(
+    *,
+    target: str | None,
+    expect: str,
+    require: frozenset[str],
+    skip: frozenset[str],
+    as_json: bool,
+) -> int:
+    """Prove what an installed SGLang is and that it works here; change nothing.
+
+    Exit codes: 0 nothing failed; 1 a check failed, or the target cannot be judged; 2 wrong
+    usage; 3 a bug of this program; 130 interrupted.
+    """
+    if require & skip:
+        raise click.UsageError(f"both required and skipped: {', '.join(sorted(require & skip))}")
+    verdict = verify.verify(
+        Request(target=target, expect=Expect(expect), require=require, skip=skip)
+    )
+    if as_json:
+        click.echo(verify.to_json(verdict))
+    else:
+        click.echo(verify.to_text(verdict), err=bool(verdict.errors))
+    return verdict.exit_code
+
+
+def run() -> int:
+    """Run the command line and turn every way it can end into an exit code."""
+    try:
+        return int(main(standalone_mode=False) or 0)
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except click.UsageError as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted; nothing was changed", err=True)
+        return INTERRUPTED
+    except Exception:  # noqa: BLE001 - the last resort of the program
+        traceback.print_exc()
+        click.echo("This is a bug of the overlay: please report the lines above.", err=True)
+        return BUG
+
+
+if __name__ == "__main__":
+    sys.exit(run())
