@@ -88,15 +88,17 @@ class Launch:
 
     def environment(self, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
         """Return the environment of a process that uses the SGLang of ``tree``, without orders."""
-        # A setting of the caller's shell must not reach the engine; stale bytecode must be able to.
+        # A setting of the caller's shell must not reach the engine.
         kept = {
             name: value
             for name, value in inherited.items()
-            if not name.startswith(("SGLANG_", "TRITON_", "PYTHONDONTWRITE"))
+            if not name.startswith(("SGLANG_", "TRITON_", "PYTHON"))
         }
         paths = (self.tree, STUBS, REPOSITORY)
         kept |= {
             "PYTHONPATH": os.pathsep.join(map(str, paths)),
+            # Compile once, and leave the shared trees as they are.
+            "PYTHONPYCACHEPREFIX": str(REPOSITORY / ".cache" / "engine-bytecode"),
             "TRITON_INTERPRET": "1",
             "SGLANG_USE_CPU_ENGINE": "1",
             "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
