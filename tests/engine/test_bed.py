@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,8 @@ def test_steps_are_recorded_as_they_happened(stock: Path) -> None:
     first = [step for step in steps if step.batch_size == 1][:2]
     assert first[0].contexts == (len(STANDARD.prompts[0]),)
     assert first[1].contexts == (first[0].contexts[0] + first[0].committed[0],)
-    assert {step.batch_size for step in steps} == {1, 3}
+    # The second round starts as a batch of three, which thins out as its requests finish.
+    assert {step.batch_size for step in steps} >= {1, 3}
     # The first token of each request comes from its prefill, the rest from verify steps.
     committed = sum(sum(step.committed) for step in steps)
     assert committed == len(STANDARD.prompts) * (STANDARD.tokens - 1)
@@ -85,11 +85,6 @@ def test_a_harness_that_is_not_loaded_fails_the_run(stock: Path) -> None:
         generate(launch, SMALL)
 
 
-def test_an_unknown_fault_is_refused(stock: Path) -> None:
-    with pytest.raises(ValueError, match="no such planted fault: 'rust'"):
-        generate(Launch(tree=stock), SMALL, fault="rust")
-
-
 # The example of tests/support/engine/README.md, word for word (a test below compares them).
 # --- example
 def two_requests_share_a_page(bed: Any, head: list[int]) -> dict[str, int]:
@@ -133,10 +128,3 @@ def test_the_other_releases_run_too(release: str) -> None:
     drafted = generate(launch, SMALL, known=plain.known())
     assert drafted.tokens == plain.tokens
     assert drafted.committed() == EVERY_LENGTH
-
-
-def test_a_launch_is_the_same_run_only_when_all_of_it_is_equal(stock: Path) -> None:
-    launch = Launch(tree=stock)
-    assert launch == Launch(tree=stock)
-    assert launch != launch.plain()
-    assert replace(launch, options=(("page_size", 1),)) != launch
