@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import traceback
 
@@ -14,7 +16,9 @@ import click  # noqa: E402
 
 from patcher import engine, report  # noqa: E402
 from patcher.engine import Request  # noqa: E402
+from patcher.report import Outcome  # noqa: E402
 
+FAILED = 1
 BUG = 3
 INTERRUPTED = 130
 
@@ -26,8 +30,8 @@ INTERRUPTED = 130
     help="A site-packages folder, a virtual environment or a Python executable. "
     "Default: the SGLang of the Python that runs this.",
 )
-@click.option("--revert", "verb", flag_value="revert", help="Take the overlay off, byte for byte.")
-@click.option("--status", "verb", flag_value="status", help="Say what the target is.")
+@click.option("--revert", is_flag=True, help="Take the overlay off, byte for byte.")
+@click.option("--status", is_flag=True, help="Say what the target is; writes nothing.")
 @click.option("--check", is_flag=True, help="Plan only: say what would change and write nothing.")
 @click.option("--diff", "with_diff", is_flag=True, help="Show the change as a unified diff.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
@@ -44,7 +48,8 @@ INTERRUPTED = 130
 def main(
     *,
     target: str | None,
-    verb: str | None,
+    revert: bool,
+    status: bool,
     check: bool,
     with_diff: bool,
     as_json: bool,
@@ -57,6 +62,8 @@ def main(
     Exit codes: 0 done (changed or not); 1 refused, or failed with nothing left half done;
     2 wrong usage; 3 a bug of this program; 130 interrupted.
     """
+    if status and (revert or check):
+        raise click.UsageError("--status goes with neither --revert nor --check")
     request = Request(
         target=target,
         check=check,
@@ -64,15 +71,35 @@ def main(
         while_running=while_running,
         wait=wait,
     )
-    verbs = {"revert": engine.revert, "status": engine.status}
-    outcome = verbs.get(verb or "", engine.apply)(request)
+    verb = engine.status if status else engine.revert if revert else engine.apply
+    outcome = verb(request)
+    try:
+        _show(outcome, as_json=as_json, with_diff=with_diff)
+    except OSError as error:
+        return _untold(outcome, error)
+    return outcome.exit_code
+
+
+def _show(outcome: Outcome, *, as_json: bool, with_diff: bool) -> None:
     if as_json:
         click.echo(report.to_json(outcome, with_diff=with_diff))
-        return outcome.exit_code
+        return
     if with_diff:
         click.echo(report.to_diff(outcome), nl=False)
     click.echo(report.to_text(outcome), err=with_diff or bool(outcome.errors))
-    return outcome.exit_code
+
+
+def _untold(outcome: Outcome, error: OSError) -> int:
+    """Say that the outcome could not be said: a full disk behind stdout is no bug, but no success.
+
+    A broken pipe never comes here, click takes it for the reader's wish.
+    """
+    # What is still buffered would fail again when Python ends, with an exit code of its own.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+    with contextlib.suppress(OSError):
+        click.echo(f"the report could not be written: {error.strerror}", err=True)
+        click.echo(report.to_text(outcome), err=True)
+    return FAILED
 
 
 def run() -> int:
@@ -87,9 +114,11 @@ def run() -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted: nothing is left half done", err=True)
         return INTERRUPTED
-    except Exception:  # noqa: BLE001 - the last resort of the program
+    except Exception as error:  # noqa: BLE001 - the last resort of the program
         traceback.print_exc()
         click.echo("This is a bug of the overlay: please report the lines above.", err=True)
+        if "--json" in sys.argv:
+            click.echo(report.to_json(report.bug("apply", str(error))))
         return BUG
 
 

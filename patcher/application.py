@@ -76,7 +76,6 @@ class _Application:
         written = plan.writing(
             self.site.root / receipts.PATH, receipts.render(receipt), like=self.like
         )
-        caches = [(change, bytecode.in_prefix(change.target)) for change in hooks]
         return Plan(
             actions=tuple(self.actions),
             changes=(
@@ -90,11 +89,9 @@ class _Application:
                 *listing,
                 *self._forgotten(receipt),
             ),
-            discard=tuple(
-                pyc
-                for change, pycs in caches
-                for pyc in pycs
-                if bytecode.outvotes(pyc, change.content or b"")
+            discard=(
+                *plan.outvoting((*modules, *hooks, *retired_hooks)),
+                *(pyc for pyc in self.survey.stale_bytecode if not self._is_inside(pyc)),
             ),
             texts={path: (originals[path].read_bytes(), text) for path, text in rendered.items()},
             warnings=tuple(self._warnings()),

@@ -21,6 +21,9 @@ from patcher.state import FileReport, FileState, Survey
 
 _GPU_SECONDS = 60.0
 _LISTED = 4
+_NAME = re.compile(re.escape(PACKAGE.encode()))
+_MODULE = re.compile(_NAME.pattern + rb"(\.\w+)*")
+_IMPORT = re.compile(rb"^\s*(from|import)\s+" + _NAME.pattern, re.MULTILINE)
 
 
 class Status(str, Enum):
@@ -103,7 +106,6 @@ def _patched_files(scene: Scene) -> Check:
     assert survey.manifest is not None
     wrong = [f for f in scene.hooked if f.state is not FileState.PATCHED]
     wrong += [f for f in survey.overlay if f.state is not FileState.PATCHED]
-    absent = survey.source.overlay.keys() - {f.path for f in survey.overlay}
     own = survey.source.version
     if all(f.state is FileState.PRISTINE for f in scene.hooked):
         was = f"overlay {applied.overlay_version} was applied, but " if applied else ""
@@ -121,12 +123,11 @@ def _patched_files(scene: Scene) -> Check:
             f"Run `{scene.apply}` to put this copy in its place, or verify with the copy that was "
             "applied.",
         )
-    if applied is None or applied.release != survey.manifest.release or wrong or absent:
-        missing = [f"{path} is missing" for path in sorted(absent)]
+    if applied is None or applied.release != survey.manifest.release or wrong:
         unreceipted = [] if applied else ["there is no receipt"]
         return _failed(
             "files",
-            f"half patched: {'; '.join([*unreceipted, *_told(wrong), *missing])}",
+            f"half patched: {'; '.join([*unreceipted, *_told(wrong)])}",
             f"Run `{scene.apply}`: it puts right what it can and says what it cannot.",
         )
     return _passed(
@@ -233,9 +234,20 @@ def _sources(scene: Scene) -> Iterator[Path]:
 
 
 def _disagrees(pyc: Path, text: bytes) -> bool:
-    # A module's name stands in the pyc of whatever imports it, at every optimisation level.
-    name = PACKAGE.encode()
-    return (name in text) != (name in pyc.read_bytes())
+    return bool(_IMPORT.search(text)) != _imports_overlay(pyc.read_bytes())
+
+
+def _imports_overlay(code: bytes) -> bool:
+    """Tell whether compiled code holds the name of an overlay module, at any optimisation level.
+
+    A name is marshalled behind its length. The path of the source, which stands in every pyc, may
+    hold the same letters, but not alone.
+    """
+    for found in _NAME.finditer(code):
+        start = found.start()
+        if _MODULE.fullmatch(code[start : start + code[start - 1]]):
+            return True
+    return False
 
 
 def check_leftovers(scene: Scene) -> Check:

@@ -82,6 +82,24 @@ def make_directory(target: Path, *, like: Path) -> None:
     target.chmod(stat.S_IMODE(status.st_mode))
 
 
+def make_parents(path: Path) -> None:
+    """Create the missing folders above ``path``, each with the mode and owner of its parent."""
+    if not path.parent.is_dir():
+        make_parents(path.parent)
+        make_directory(path.parent, like=path.parent.parent)
+
+
+def remove_empty(folder: Path) -> None:
+    """Remove ``folder`` unless somebody keeps something in it; it may be gone already."""
+    try:
+        folder.rmdir()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+
+
 def sync_directory(path: Path) -> None:
     """Make the names in the folder ``path`` durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

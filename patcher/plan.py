@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from patcher import files
+from patcher import bytecode, files
 from patcher.errors import Fault, Refused
 from patcher.receipt import Folder
 from patcher.site import Site
@@ -113,6 +113,17 @@ def names(folder: Path) -> str:
     """Return a digest of the names in ``folder``."""
     listed = "\0".join(sorted(entry.name for entry in os.scandir(folder)))
     return files.digest(listed.encode("utf-8", "surrogateescape"))
+
+
+def outvoting(changes: Iterable[Change]) -> tuple[Path, ...]:
+    """Return the pycs below PYTHONPYCACHEPREFIX that would win over what ``changes`` put there."""
+    found: list[Path] = []
+    for change in changes:
+        content = change.clone.read_bytes() if change.clone else change.content
+        if content is not None:
+            caches = bytecode.in_prefix(change.target)
+            found += [pyc for pyc in caches if bytecode.outvotes(pyc, content)]
+    return tuple(found)
 
 
 def check_access(site: Site, plan: Plan) -> None:

@@ -14,6 +14,7 @@ from patcher import diff
 from patcher.errors import Fault
 from patcher.plan import Action, Verb
 from patcher.state import TreeState
+from patcher.transaction import LEFT_OPEN
 
 SCHEMA = 1
 
@@ -43,6 +44,26 @@ class Outcome:
     def exit_code(self) -> int:
         """0: done, changed or not; 1: refused, or failed with nothing left half done."""
         return 1 if self.errors else 0
+
+
+def bug(command: str, what: str) -> Outcome:
+    """Return the outcome of a run that ended in a fault of this program."""
+    return Outcome(
+        command=command,
+        target="",
+        release=None,
+        overlay_version=None,
+        state_before=None,
+        state_after=None,
+        errors=(
+            Fault(
+                code="bug",
+                message=what,
+                hint="Please report it with the lines on stderr. Whatever was begun is finished "
+                "or undone by the next run.",
+            ),
+        ),
+    )
 
 
 def to_json(outcome: Outcome, *, with_diff: bool = False) -> str:
@@ -82,7 +103,9 @@ def to_text(outcome: Outcome) -> str:
         lines.append(f"error [{fault.code}]: {where}{fault.message}")
         lines += [f"  → {fault.hint}"] if fault.hint else []
     if outcome.errors:
-        lines.append(f"{outcome.command} refused: nothing was changed in {outcome.target}")
+        whole = LEFT_OPEN not in {fault.code for fault in outcome.errors}
+        end = "nothing was changed" if whole else "half done, to be finished by the next run"
+        lines.append(f"{outcome.command} refused: {end}, in {outcome.target}")
         return "\n".join(lines)
     lines += [
         f"  {action.action.value:8} {action.path}"

@@ -111,12 +111,8 @@ class _Reversal:
     def plan(self) -> Plan:
         hooks, texts = self._hooks()
         compiled: list[Change] = []
-        discard: list[Path] = []
         for change in hooks:
             compiled += restore_bytecode(self.site, self.receipt, change.target)
-            original = texts[plan.relative(self.site, change.target)][1]
-            caches = bytecode.in_prefix(change.target)
-            discard += [pyc for pyc in caches if bytecode.outvotes(pyc, original)]
         changes = (*hooks, *compiled, *self._record(), *self._overlay(), *self._state())
         if self.faults:
             raise Refused(self.faults)
@@ -129,7 +125,7 @@ class _Reversal:
         return Plan(
             actions=tuple(self.actions),
             changes=changes,
-            discard=tuple(discard),
+            discard=plan.outvoting(hooks),
             prune=(package, *(path for path in package.rglob("*") if path.is_dir())),
             folders={plan.place(self.site, p): row for p, row in self.receipt.folders.items()},
             texts=texts,

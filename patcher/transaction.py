@@ -15,7 +15,6 @@ a journal drops it. What somebody else has put there since (pip, say) is never o
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import signal
@@ -25,12 +24,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from patcher import files
-from patcher.errors import Fault, Refused, refuse
+from patcher.errors import Refused, failed, refuse
 
 STAGING = ".sglang_overlay.txn"
 _JOURNAL = "journal.json"
 _UNDO = "undo.json"
 _SCHEMA = 1
+# The code of the one fault after which a tree is not as it was: also undoing failed.
+LEFT_OPEN = "left-open"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,24 +121,24 @@ def execute(
         Refused: nothing is changed (or everything was put back); the reason is in its faults.
     """
     assert not pending(bases), "an interrupted change must be recovered first"
-    try:
-        journal = _stage(changes, bases=tuple(bases), purpose=purpose, prune=prune)
-        _commit(journal)
-    except OSError as error:
-        _abandon(bases)
-        raise _failure(error, "could not be prepared; nothing was changed") from error
-    except BaseException:
-        _abandon(bases)
-        raise
     with _signals_deferred():
+        try:
+            journal = _stage(changes, bases=tuple(bases), purpose=purpose, prune=prune)
+            _commit(journal)
+        except OSError as error:
+            _abandon(bases)
+            raise failed(error, "could not be prepared; nothing was changed") from error
+        except BaseException:
+            _abandon(bases)
+            raise
         try:
             _act(journal)
         except OSError as error:
             raise _put_back(journal, error) from error
-    try:
-        _drop(journal.staging)
-    except OSError as error:
-        return (f"{error.filename or journal.staging[0]}: {error.strerror or error}",)
+        try:
+            _drop(journal.staging)
+        except OSError as error:
+            return (f"{error.filename or journal.staging[0]}: {error.strerror or error}",)
     return ()
 
 
@@ -155,7 +156,7 @@ def recover(bases: Sequence[Path]) -> Recovery | None:
         try:
             _drop([base / STAGING for base in bases])
         except OSError as error:
-            raise _failure(error, "left by an interrupted run and cannot be removed") from error
+            raise failed(error, "left by an interrupted run and cannot be removed") from error
         return None
     journal = _parse(text, bases)
     replaced = frozenset(
@@ -172,7 +173,8 @@ def recover(bases: Sequence[Path]) -> Recovery | None:
                 _undo(journal, keep=replaced)
             _drop(journal.staging)
         except OSError as error:
-            raise _failure(error, f"an interrupted run ({journal.purpose}) stays open") from error
+            what = f"an interrupted run ({journal.purpose}) stays half done"
+            raise failed(error, what, code=LEFT_OPEN) from error
     return Recovery(purpose=journal.purpose, finished=forward, left_alone=tuple(sorted(replaced)))
 
 
@@ -304,8 +306,7 @@ def _act(journal: _Journal) -> None:
         elif os.path.lexists(journal.new(number, step)):
             journal.new(number, step).replace(journal.target(step))
     for folder in sorted(journal.folders(journal.prune), reverse=True):
-        with contextlib.suppress(OSError):  # not empty: somebody keeps a file of theirs in it
-            folder.rmdir()
+        files.remove_empty(folder)
     for step in journal.steps:
         found = files.digest_path(journal.target(step))
         if found != step.after:
@@ -329,11 +330,10 @@ def _undo(journal: _Journal, *, keep: frozenset[Path] = frozenset()) -> None:
             if target.parent.is_dir():
                 target.unlink(missing_ok=True)
         elif os.path.lexists(old):
-            target.parent.mkdir(parents=True, exist_ok=True)
+            files.make_parents(target)
             old.replace(target)
     for folder in reversed(journal.folders(journal.new_folders)):
-        with contextlib.suppress(OSError):
-            folder.rmdir()
+        files.remove_empty(folder)
     _sync(journal)
 
 
@@ -350,11 +350,11 @@ def _put_back(journal: _Journal, error: OSError) -> Refused:
     except OSError as second:
         return Refused(
             [
-                *_failure(error, "could not be changed").faults,
-                *_failure(second, "could not be put back yet; the next run will").faults,
+                *failed(error, "could not be changed").faults,
+                *failed(second, "stays half done until the next run", code=LEFT_OPEN).faults,
             ]
         )
-    return _failure(error, "could not be changed; everything was put back")
+    return failed(error, "could not be changed; everything was put back")
 
 
 def _drop(stagings: Sequence[Path]) -> None:
@@ -373,25 +373,9 @@ def _abandon(bases: Sequence[Path]) -> None:
         _drop([base / STAGING for base in bases])
 
 
-def _failure(error: OSError, what: str) -> Refused:
-    hints = {
-        errno.ENOSPC: "Free some space on this filesystem, then run this again.",
-        errno.EACCES: "Run this as the owner of the tree.",
-        errno.EPERM: "Run this as the owner of the tree.",
-        errno.EROFS: "This filesystem is read-only: remount it, or patch when the image is built.",
-    }
-    fault = Fault(
-        code="io-error",
-        message=f"{what}: {error.strerror or error}",
-        path=str(error.filename or ""),
-        hint=hints.get(error.errno or 0, "Look at the filesystem's health, then run this again."),
-    )
-    return Refused([fault])
-
-
 @contextlib.contextmanager
 def _signals_deferred() -> Iterator[None]:
-    """Hold back SIGINT, SIGTERM and SIGHUP for the few milliseconds in which the tree changes."""
+    """Hold back SIGINT, SIGTERM and SIGHUP for the fraction of a second that a change takes."""
     held = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, held)
     try:

@@ -176,7 +176,7 @@ def _run(name: str, check: Callable[[Scene], Check], scene: Scene, request: Requ
         return Check(name=name, status=Status.SKIPPED, message="left out as asked (--skip)")
     found = check(scene)
     if name in request.require and found.status is Status.SKIPPED:
-        message = f"{found.message}, but the check is required (--require {name})"
+        message = f"{found.message}, but it is required (--require {name})"
         return replace(found, status=Status.FAILED, message=message)
     return found
 

@@ -275,7 +275,7 @@ def test_a_diff_turns_either_file_into_the_other(pair: tuple[bytes, bytes]) -> N
 
 @pytest.mark.full
 @given(edits(many, True))
-@settings(max_examples=10_000, deadline=None)
+@settings(max_examples=2_000, deadline=None)
 def test_many_diffs_turn_either_file_into_the_other(pair: tuple[bytes, bytes]) -> None:
     check_round_trip(pair)
 
@@ -288,7 +288,7 @@ def test_the_result_is_that_of_the_slow_applier(drift: tuple[bytes, bytes]) -> N
 
 @pytest.mark.full
 @given(drifts())
-@settings(max_examples=20_000, deadline=None)
+@settings(max_examples=4_000, deadline=None)
 def test_many_results_are_those_of_the_slow_applier(drift: tuple[bytes, bytes]) -> None:
     assert try_apply(*drift) == slow_apply(*drift)
 
@@ -326,14 +326,14 @@ def test_gnu_patch_reads_our_diffs(pair: tuple[bytes, bytes]) -> None:
 
 @pytest.mark.full
 @given(drifts())
-@settings(max_examples=3_000, deadline=None)
+@settings(max_examples=800, deadline=None)
 def test_many_results_are_those_of_gnu_patch(drift: tuple[bytes, bytes]) -> None:
     check_gnu(drift)
 
 
 @pytest.mark.full
 @given(edits(few, False))
-@settings(max_examples=3_000, deadline=None)
+@settings(max_examples=800, deadline=None)
 def test_gnu_patch_reads_many_of_our_diffs(pair: tuple[bytes, bytes]) -> None:
     check_gnu_unchanged(pair)
 

@@ -463,6 +463,6 @@ def test_a_mutated_patch_is_refused_or_read_as_it_stands(text: bytes) -> None:
 
 @pytest.mark.full
 @given(mutations())
-@settings(max_examples=20_000, deadline=None)
+@settings(max_examples=4_000, deadline=None)
 def test_many_mutated_patches_are_refused_or_read_as_they_stand(text: bytes) -> None:
     accepts(text)

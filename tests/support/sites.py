@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -11,7 +12,7 @@ import venv
 from pathlib import Path
 
 from devtools import wheels
-from patcher import record, source
+from patcher import engine, record, source
 from patcher.manifest import Manifest
 
 # What a wheel of any release has beside the files that the overlay knows.
@@ -71,3 +72,26 @@ def pip_site(release: str, folder: Path) -> Path:
             )
             next(environment.glob("lib/python3*/site-packages")).replace(master)
     return Path(shutil.copytree(master, folder, symlinks=True))
+
+
+def patched_site(release: str, folder: Path) -> Path:
+    """Make a `slim_site` and apply this product's overlay to it."""
+    site = slim_site(release, folder)
+    outcome = engine.apply(engine.Request(target=str(site)))
+    assert outcome.exit_code == 0, outcome.errors
+    return site
+
+
+def snapshot(folder: Path) -> dict[str, tuple[object, ...]]:
+    """Return all that a read-only run must leave as it is: path → what stands there.
+
+    For every file, folder and link: inode, mode, owner, time, size, link count and content.
+    """
+
+    def look(path: Path) -> tuple[object, ...]:
+        status = path.lstat()
+        content = path.read_bytes() if stat.S_ISREG(status.st_mode) else b""
+        owner = (status.st_uid, status.st_gid)
+        return (status.st_ino, status.st_mode, owner, status.st_mtime_ns, status.st_nlink, content)
+
+    return {str(path): look(path) for path in (folder, *sorted(folder.rglob("*")))}

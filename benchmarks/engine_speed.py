@@ -1,0 +1,171 @@
+"""How long the command lines take, side by side with the start of Python and its two packages.
+
+Every figure is the median of whole processes, interleaved in one run so that load falls on all of
+them alike. The site is what pip installs of the real wheel. The growth is measured with synthetic
+series over 10, 100 and 1,000 files. Writes benchmarks/results/engine-speed-DATE.{json,md}.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from patcher import diff, files, manifest, source  # noqa: E402
+from patcher.manifest import Digests, Manifest  # noqa: E402
+from tests.support.sites import pip_site  # noqa: E402
+
+RELEASE = "0.5.12.post1"
+REPEATS = 41
+GROWTH_REPEATS = 7
+LIMITS = {"no-op apply": 1.3, "verify": 2.0, "full apply": 2.5}
+HEADER = (
+    "Synthetic\n\nWhy: Measuring.\n\nHow: One line.\n\nUpstream: None.\n\nRemove when: Never.\n\n"
+)
+
+
+def seconds(*command: str) -> float:
+    """Return the wall time of one process that must succeed."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    started = time.perf_counter()
+    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - started
+
+
+def side_by_side(site: Path) -> dict[str, float]:
+    """Return the median time in seconds of each command, over interleaved rounds."""
+    apply = [sys.executable, str(ROOT / "apply.py"), "--target", str(site)]
+    verify = [sys.executable, str(ROOT / "verify_install.py"), "--target", str(site)]
+    rounds: list[tuple[str, Callable[[], float]]] = [
+        ("import click, unidiff", lambda: seconds(sys.executable, "-c", "import click, unidiff")),
+        ("full apply", lambda: seconds(*apply)),
+        ("no-op apply", lambda: seconds(*apply)),
+        ("verify", lambda: seconds(*verify, "--skip", "import")),
+        ("revert", lambda: seconds(*apply, "--revert")),
+    ]
+    times: dict[str, list[float]] = {name: [] for name, _ in rounds}
+    for number in range(REPEATS + 1):
+        for name, measure in rounds:
+            elapsed = measure()
+            if number:  # the first round compiles and fills the caches
+                times[name].append(elapsed)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def synthetic(folder: Path, count: int) -> tuple[Path, Path]:
+    """Make a product whose series changes ``count`` files, and a site that it fits."""
+    product, site = folder / "product", folder / "site-packages"
+    family = product / "patches" / "synthetic"
+    shutil.copytree(ROOT / "patcher", product / "patcher")
+    shutil.copytree(ROOT / "overlay", product / "overlay")
+    shutil.copy(ROOT / "apply.py", product)
+    package = site / "sglang"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (family / "manifests").mkdir(parents=True)
+    hunks, digests, rows = [HEADER], {}, ["sglang/__init__.py,,"]
+    for number in range(count):
+        path = f"sglang/module_{number:04d}.py"
+        lines = [f"def function_{line}():\n    return {line}\n" for line in range(200)]
+        before = "".join(lines).encode()
+        after = "".join([*lines[:100], "# Modified\n", *lines[100:]]).encode()
+        (site / path).write_bytes(before)
+        rows.append(f"{path},,")
+        hunks.append(diff.unified(before, after, path=path))
+        digests[path] = Digests(before=files.digest(before), after=files.digest(after))
+    (family / "series").write_text("0001-synthetic.patch\n")
+    (family / "0001-synthetic.patch").write_text("".join(hunks))
+    made = Manifest(release="1.0", family="synthetic", requires={}, files=digests, witnesses={})
+    (family / "manifests" / "1.0.json").write_bytes(manifest.render(made))
+    info = site / "sglang-1.0.dist-info"
+    info.mkdir()
+    (info / "RECORD").write_text("\n".join([*rows, f"{info.name}/RECORD,,"]) + "\n")
+    return product, site
+
+
+def growth(count: int) -> dict[str, float]:
+    """Return the median times for a series over ``count`` files."""
+    with tempfile.TemporaryDirectory() as scratch:
+        product, site = synthetic(Path(scratch), count)
+        command = [sys.executable, str(product / "apply.py"), "--target", str(site)]
+        times: dict[str, list[float]] = {"full apply": [], "no-op apply": [], "revert": []}
+        for number in range(GROWTH_REPEATS + 1):
+            for name, options in (
+                ("full apply", []),
+                ("no-op apply", []),
+                ("revert", ["--revert"]),
+            ):
+                elapsed = seconds(*command, *options)
+                if number:
+                    times[name].append(elapsed)
+        return {name: statistics.median(values) for name, values in times.items()}
+
+
+def table(result: dict[str, object]) -> str:
+    """Return the result as a page."""
+    times, grown = result["seconds"], result["growth"]
+    assert isinstance(times, dict)
+    assert isinstance(grown, dict)
+    base = times["import click, unidiff"]
+    lines = [f"# Speed of the command lines, {result['date']}", ""]
+    lines += [f"{result['machine']}; Python {result['python']}; overlay {result['overlay']};"]
+    lines += [f"sglang {RELEASE} as pip installs it; medians of {REPEATS} interleaved runs.", ""]
+    lines += ["| command | ms | ÷ `import click, unidiff` | limit |", "|---|---|---|---|"]
+    for name, value in times.items():
+        limit = f"{LIMITS[name]:.1f}" if name in LIMITS else ""
+        lines.append(f"| {name} | {value * 1e3:.1f} | {value / base:.2f} | {limit} |")
+    lines += ["", f"Growth with the number of patched files (medians of {GROWTH_REPEATS}), ms:", ""]
+    lines += ["| files | full apply | no-op apply | revert |", "|---|---|---|---|"]
+    for count, row in grown.items():
+        cells = " | ".join(f"{row[name] * 1e3:.0f}" for name in row)
+        lines.append(f"| {count} | {cells} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Measure, print the page and write it beside this script."""
+    with tempfile.TemporaryDirectory() as scratch:
+        site = pip_site(RELEASE, Path(scratch) / "site-packages")
+        times = side_by_side(site)
+    today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    result: dict[str, object] = {
+        "date": today,
+        "machine": f"{os.cpu_count()} × {processor()}, {platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "overlay": source.locate().version,
+        "repeats": REPEATS,
+        "seconds": times,
+        "growth": {str(count): growth(count) for count in (10, 100, 1000)},
+    }
+    folder = ROOT / "benchmarks" / "results"
+    folder.mkdir(exist_ok=True)
+    (folder / f"engine-speed-{today}.json").write_text(json.dumps(result, indent=1) + "\n")
+    page = table(result)
+    (folder / f"engine-speed-{today}.md").write_text(page)
+    print(page)
+
+
+def processor() -> str:
+    """Return the processor's name."""
+    names = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
+    return names[0] if names else platform.processor()
+
+
+if __name__ == "__main__":
+    main()

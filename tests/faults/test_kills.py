@@ -1,0 +1,173 @@
+"""SIGKILL at every system call that writes: the next run ends exactly patched or exactly pristine.
+
+The process is killed as it enters the call, so that each state of the tree between two calls is
+met once. In between, whatever is hooked must find what it imports.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+
+from tests.support.bench import APPLY, REVERT, TASKS, Bench, Task
+from tests.support.runs import KILLED, NAMING, Call, Fault
+
+KILL = "signal=KILL"
+ERROR = "error=EIO"
+
+
+def test_kill_at_a_sample_of_calls(bench: Bench, injected: Counter[str]) -> None:
+    """A sample of each task, the next run alternating between the same and the opposite."""
+    for task in TASKS:
+        calls = writing_calls(bench, task)
+        for number, call in enumerate(sample(calls, every=16)):
+            kill_and_go_on(bench, task, [call.fault(KILL)], opposite=bool(number % 2))
+            injected[f"kills of {task.name}"] += 1
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("opposite", [False, True], ids=["same", "opposite"])
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+def test_kill_at_every_call(
+    task: Task, opposite: bool, bench: Bench, injected: Counter[str]
+) -> None:
+    calls = writing_calls(bench, task)
+    for call in calls:
+        kill_and_go_on(bench, task, [call.fault(KILL)], opposite=opposite)
+        injected[f"kills of {task.name}"] += 1
+    # One more than there were: the run is unharmed, so none was missed.
+    bench.bring(task.start)
+    name = calls[-1].name
+    beyond = Call(name=name, nth=sum(call.name == name for call in calls) + 1)
+    assert bench.run(task, faults=[beyond.fault(KILL)]).code == 0
+    bench.assert_is(task.goal)
+
+
+def test_kill_the_recovery_at_a_sample_of_calls(bench: Bench, injected: Counter[str]) -> None:
+    for task in (APPLY, REVERT):
+        _kill_recoveries(bench, task, injected, firsts=2, every=40)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+def test_kill_the_recovery_at_every_call(task: Task, bench: Bench, injected: Counter[str]) -> None:
+    _kill_recoveries(bench, task, injected, firsts=6, every=1)
+
+
+def test_kill_the_undoing_at_a_sample_of_calls(bench: Bench, injected: Counter[str]) -> None:
+    for task in (APPLY, REVERT):
+        _kill_undoings(bench, task, injected, every=24)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+def test_kill_the_undoing_at_every_call(task: Task, bench: Bench, injected: Counter[str]) -> None:
+    _kill_undoings(bench, task, injected, every=1)
+
+
+def test_kill_at_random_times(bench: Bench, injected: Counter[str]) -> None:
+    _kill_at_random(bench, injected, count=10)
+
+
+@pytest.mark.full
+def test_kill_at_random_times_500(bench: Bench, injected: Counter[str]) -> None:
+    _kill_at_random(bench, injected, count=500)
+
+
+def writing_calls(bench: Bench, task: Task, *faults: Fault) -> tuple[Call, ...]:
+    """Return the calls by which ``task`` writes, in order (with ``faults`` on the way)."""
+    bench.bring(task.start)
+    ended = bench.run(task, trace=True, faults=faults)
+    assert ended.code == (1 if faults else 0), ended.told
+    assert len(ended.calls) > 50, "the trace has missed most of the calls"
+    return ended.calls
+
+
+def sample(calls: Sequence[Call], *, every: int) -> list[Call]:
+    """Return one in ``every`` of the calls that only write, one in half as many of those that name.
+
+    What is chosen depends on the calls alone, so that a failure comes back.
+    """
+    naming = [call for call in calls if call.name in NAMING]
+    other = [call for call in calls if call.name not in NAMING]
+    chosen = {*naming[:: max(1, every // 2)], *other[::every], calls[-1]}
+    return [call for call in calls if call in chosen]
+
+
+def kill_and_go_on(
+    bench: Bench, task: Task, faults: Sequence[Fault], *, opposite: bool, runs: int = 1
+) -> None:
+    bench.bring(task.start)
+    said = f"after {task.name} with {' and '.join(map(str, faults))}"
+    ended = bench.run(task, faults=faults)
+    assert ended.code == KILLED, f"{said}: {ended.told}"
+    bench.assert_importable(said)
+    finish(bench, task, opposite=opposite, said=said)
+
+
+def finish(bench: Bench, task: Task, *, opposite: bool, said: str) -> None:
+    """Run the same again or the opposite; it must end exactly where it would from a whole tree."""
+    said = f"{said}, then {'the opposite' if opposite else 'the same'}"
+    ended = bench.run(task, opposite=opposite)
+    assert ended.code == 0, f"{said}: {ended.told}"
+    bench.assert_is(task.opposite_goal if opposite else task.goal, said)
+
+
+def _kill_recoveries(
+    bench: Bench, task: Task, injected: Counter[str], *, firsts: int, every: int
+) -> None:
+    """Kill ``task`` at a few points from its commit on, then the run that recovers at each call."""
+    calls = writing_calls(bench, task)
+    start = next(n for n, (one, two) in enumerate(pairwise(calls)) if _is_commit(one, two))
+    later = calls[start + 1 :: max(1, (len(calls) - start) // firsts)]
+    for number, first in enumerate(later):
+        kill = first.fault(KILL)
+        bench.bring(task.start)
+        assert bench.run(task, faults=[kill]).code == KILLED
+        recovering = bench.run(task, trace=True)
+        assert recovering.code == 0, recovering.told
+        for at, call in enumerate(sample(recovering.calls, every=every)):
+            said = f"after {task.name} with {kill}, recovered with a kill at {call}"
+            bench.bring(task.start)
+            assert bench.run(task, faults=[kill]).code == KILLED, said
+            assert bench.run(task, faults=[call.fault(KILL)]).code == KILLED, said
+            bench.assert_importable(said)
+            finish(bench, task, opposite=bool((number + at) % 2), said=said)
+            injected["kills of a recovery"] += 1
+
+
+def _is_commit(one: Call, two: Call) -> bool:
+    return one.path.endswith("journal.draft") and two.name == "write"
+
+
+def _kill_undoings(bench: Bench, task: Task, injected: Counter[str], *, every: int) -> None:
+    """Let the change fail as it is synced to disk, when all is done, and kill what undoes it."""
+    calls = writing_calls(bench, task)
+    last_rename = max(n for n, call in enumerate(calls) if call.name == "rename")
+    failing = next(call for call in calls[last_rename:] if call.name == "fsync").fault(ERROR)
+    tried = writing_calls(bench, task, failing)
+    undoing = tried[tried.index(failing.call) + 1 :]
+    possible = [call for call in undoing if call.name != "fsync" and not call.path]
+    for number, call in enumerate(sample(possible, every=every)):
+        faults = [failing, call.fault(KILL)]
+        kill_and_go_on(bench, task, faults, opposite=bool(number % 2))
+        injected["kills of an undoing"] += 1
+
+
+def _kill_at_random(bench: Bench, injected: Counter[str], *, count: int) -> None:
+    chance = random.Random(20260512)
+    longest = 0.5
+    for number in range(count):
+        task = chance.choice(TASKS)
+        bench.bring(task.start)
+        after = chance.uniform(0, longest)
+        said = f"after {task.name} killed after {after:.4f} s"
+        ended = bench.run(task, kill_after=after)
+        assert ended.code in (0, KILLED), f"{said}: {ended.told}"
+        bench.assert_importable(said)
+        finish(bench, task, opposite=bool(number % 2), said=said)
+        injected["kills at random times"] += ended.code == KILLED
