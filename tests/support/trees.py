@@ -1,0 +1,56 @@
+"""Site folders with a real SGLang in them: as released, and with the overlay applied to a copy."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from devtools.wheels import CACHE, ROOT, tree, wheel
+
+__all__ = ["patched", "tree", "wheel"]
+
+
+@cache
+def patched(release: str) -> Path:
+    """Return a copy of the tree of ``release`` with the overlay applied, one per overlay text."""
+    folder = CACHE / "patched" / f"{release}-{_fingerprint()}"
+    if not folder.exists():
+        _make(folder, lambda empty: _apply(release, empty))
+    return folder
+
+
+def _apply(release: str, folder: Path) -> None:
+    shutil.copytree(tree(release), folder, dirs_exist_ok=True)
+    command = [sys.executable, str(ROOT / "apply.py"), "--target", str(folder)]
+    subprocess.run(command, check=True)
+
+
+def _fingerprint() -> str:
+    """Return a digest over everything that applying depends on."""
+    digest = hashlib.sha256()
+    roots = [ROOT / name for name in ("apply.py", "overlay", "patcher", "patches")]
+    files = [path for root in roots for path in (root.rglob("*") if root.is_dir() else [root])]
+    for path in sorted(files):
+        if path.is_file() and path.suffix != ".pyc":
+            digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _make(folder: Path, fill: Callable[[Path], object]) -> None:
+    """Fill ``folder`` beside its place and move it there whole; a concurrent maker may win."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".making-", dir=folder.parent) as scratch:
+        made = Path(scratch) / "made"
+        made.mkdir()
+        fill(made)
+        try:
+            made.rename(folder)
+        except OSError:
+            if not folder.exists():
+                raise
