@@ -57,6 +57,11 @@ def names(
     metavar="CHECKS",
     help="Do not run these; the same names. The import check takes seconds, the rest does not.",
 )
+@click.option(
+    "--server",
+    metavar="URL",
+    help="Also ask a running server which overlay it loaded, and compare that with the target.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def main(
     *,
@@ -64,6 +69,7 @@ def main(
     expect: str,
     require: frozenset[str],
     skip: frozenset[str],
+    server: str | None,
     as_json: bool,
 ) -> int:
     """Prove what an installed SGLang is and that it works here; change nothing.
@@ -74,7 +80,7 @@ def main(
     if require & skip:
         raise click.UsageError(f"both required and skipped: {', '.join(sorted(require & skip))}")
     verdict = verify.verify(
-        Request(target=target, expect=Expect(expect), require=require, skip=skip)
+        Request(target=target, expect=Expect(expect), require=require, skip=skip, server=server)
     )
     text = verify.to_json(verdict) if as_json else verify.to_text(verdict)
     try:
