@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-import subprocess
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -343,6 +342,8 @@ def check_gpu(scene: Scene) -> Check:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return _skipped("gpu", "there is no nvidia-smi here")
+    import subprocess  # a host without GPUs need not load it
+
     command = [tool, "--query-gpu=compute_cap,name", "--format=csv,noheader"]
     try:
         answer = subprocess.run(
