@@ -62,12 +62,19 @@ class Scene:
     @property
     def apply(self) -> str:
         """The command that applies the overlay to this target."""
-        return f"python apply.py --target {shlex.quote(str(self.survey.site.root))}"
+        return self._command("apply")
 
     @property
     def mend(self) -> str:
         """The command that brings this target to what it is meant to be."""
-        return f"{self.apply} --revert" if self.expect is Expect.PRISTINE else self.apply
+        return self._command("revert" if self.expect is Expect.PRISTINE else "apply")
+
+    def _command(self, verb: str) -> str:
+        target = f"--target {shlex.quote(str(self.survey.site.root))}"
+        archive = self.survey.source.archive
+        if archive is not None:
+            return f"python3 {shlex.quote(archive)} {verb} {target}"
+        return f"python apply.py {target}{' --revert' if verb == 'revert' else ''}"
 
     @property
     def hooked(self) -> tuple[FileReport, ...]:

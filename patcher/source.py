@@ -30,6 +30,11 @@ class Source:
 
     root: Path | zipfile.Path
 
+    @property
+    def archive(self) -> str | None:
+        """The one-file bundle that this is, None for a folder."""
+        return None if isinstance(self.root, Path) else str(self.root.root.filename)
+
     @cached_property
     def overlay(self) -> Mapping[str, bytes]:
         """The overlay's modules: path relative to site-packages → content."""
