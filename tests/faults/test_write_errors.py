@@ -71,7 +71,7 @@ def test_output_that_cannot_be_written(task: Task, bench: Bench) -> None:
     bench.assert_is(task.goal)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting takes root")
+@pytest.mark.root
 @pytest.mark.parametrize("kilobytes", [0, 64, 500, 1000, 1500, 2500])
 def test_full_disk(kilobytes: int, tmp_path: Path, bench: Bench) -> None:
     """A real small filesystem with so much room left: whole or nothing, never in between."""
