@@ -14,6 +14,7 @@ from patcher.checks import Status
 from tests.support import trees
 from tests.support.engine.launch import Launch
 from tests.support.engine.models import BLOCK
+from tests.support.engine.processes import EngineFailure
 from tests.support.engine.record import Step
 from tests.support.engine.server import serving, started
 from tests.support.engine.workload import SMALL, STANDARD, Outcome, Workload, generate
@@ -142,12 +143,13 @@ def branching(tree: Path, **settings: Any) -> Launch:
 
 
 def test_a_dropped_tree_mask_ends_the_launch_before_anything_is_loaded(overlay: Path) -> None:
-    with started(branching(overlay)) as server:
-        code = server.process.wait(120)
-        stderr = server.process.stderr()
-    assert code not in (0, None)
-    assert server.record.model_processes() == 0
-    (message,) = [line for line in stderr.splitlines() if "DroppedMaskError: " in line]
+    with (
+        started(branching(overlay)) as server,
+        pytest.raises(EngineFailure, match="exit code 1: did not load a model") as ended,
+    ):
+        server.wait_until_model()
+    lines = ended.value.log.splitlines()
+    (message,) = [line for line in lines if "DroppedMaskError: " in line]
     for part in (
         "EAGLE (a tree of width 2) was asked for",
         "FlashMLABackend (--decode-attention-backend flashmla",
