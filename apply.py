@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
 
 from patcher import prerequisites
@@ -72,7 +70,7 @@ def main(
     try:
         _show(outcome, as_json=as_json, with_diff=with_diff)
     except OSError as error:
-        return _untold(outcome, error)
+        return commandline.untold(report.to_text(outcome), error)
     return outcome.exit_code
 
 
@@ -83,19 +81,6 @@ def _show(outcome: Outcome, *, as_json: bool, with_diff: bool) -> None:
     if with_diff:
         click.echo(report.to_diff(outcome), nl=False)
     click.echo(report.to_text(outcome), err=with_diff or bool(outcome.errors))
-
-
-def _untold(outcome: Outcome, error: OSError) -> int:
-    """Say that the outcome could not be said: a full disk behind stdout is no bug, but no success.
-
-    A broken pipe never comes here, click takes it for the reader's wish.
-    """
-    # What is still buffered would fail again when Python ends, with an exit code of its own.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
-    with contextlib.suppress(OSError):
-        click.echo(f"the report could not be written: {error.strerror}", err=True)
-        click.echo(report.to_text(outcome), err=True)
-    return commandline.FAILED
 
 
 def run() -> int:

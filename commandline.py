@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -40,3 +42,16 @@ def run(
         if bug is not None and "--json" in sys.argv:
             click.echo(bug(str(error)))
         return BUG
+
+
+def untold(report: str, error: OSError) -> int:
+    """Say that the outcome could not be said: a full disk behind stdout is no bug, but no success.
+
+    A broken pipe never comes here, click takes it for the reader's wish.
+    """
+    # What is still buffered would fail again when Python ends, with an exit code of its own.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+    with contextlib.suppress(OSError):
+        click.echo(f"the report could not be written: {error.strerror}", err=True)
+        click.echo(report, err=True)
+    return FAILED

@@ -57,6 +57,11 @@ def names(
     metavar="CHECKS",
     help="Do not run these; the same names. The import check takes seconds, the rest does not.",
 )
+@click.option(
+    "--server",
+    metavar="URL",
+    help="Also ask a running server which overlay it loaded, and compare that with the target.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def main(
     *,
@@ -64,6 +69,7 @@ def main(
     expect: str,
     require: frozenset[str],
     skip: frozenset[str],
+    server: str | None,
     as_json: bool,
 ) -> int:
     """Prove what an installed SGLang is and that it works here; change nothing.
@@ -74,18 +80,23 @@ def main(
     if require & skip:
         raise click.UsageError(f"both required and skipped: {', '.join(sorted(require & skip))}")
     verdict = verify.verify(
-        Request(target=target, expect=Expect(expect), require=require, skip=skip)
+        Request(target=target, expect=Expect(expect), require=require, skip=skip, server=server)
     )
-    if as_json:
-        click.echo(verify.to_json(verdict))
-    else:
-        click.echo(verify.to_text(verdict), err=bool(verdict.errors))
+    text = verify.to_json(verdict) if as_json else verify.to_text(verdict)
+    try:
+        click.echo(text, err=bool(verdict.errors) and not as_json)
+    except OSError as error:
+        return commandline.untold(verify.to_text(verdict), error)
     return verdict.exit_code
 
 
 def run() -> int:
     """Run the command line; return the exit code."""
-    return commandline.run(main, interrupted="interrupted; nothing was changed")
+    return commandline.run(
+        main,
+        interrupted="interrupted; nothing was changed",
+        bug=lambda message: verify.to_json(verify.bug(message)),
+    )
 
 
 if __name__ == "__main__":

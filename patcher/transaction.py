@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from patcher import files
+from patcher import bytecode, files
 from patcher.errors import Refused, failed, refuse
 
 STAGING = ".sglang_overlay.txn"
@@ -323,7 +323,8 @@ def _undo(journal: _Journal, *, keep: frozenset[Path] = frozenset()) -> None:
         files.sync_directory(staging)
     for number, step in reversed(list(enumerate(journal.steps))):
         target = journal.target(step)
-        if target in keep:
+        # Bytecode of a source that was replaced or uninstalled since belongs to nothing any more.
+        if target in keep or any(bytecode.belongs(target, source) for source in keep):
             continue
         old = journal.old(number, step)
         if step.before is None:
@@ -338,7 +339,9 @@ def _undo(journal: _Journal, *, keep: frozenset[Path] = frozenset()) -> None:
 
 
 def _sync(journal: _Journal) -> None:
-    for folder in {journal.target(step).parent for step in journal.steps} | set(journal.bases):
+    touched = [journal.target(step) for step in journal.steps]
+    touched += journal.folders((*journal.new_folders, *journal.prune))
+    for folder in {path.parent for path in touched} | set(journal.bases):
         if folder.is_dir():
             files.sync_directory(folder)
 

@@ -46,14 +46,15 @@ class Request:
 
     ``target`` is what `patcher.site.resolve` takes; ``expect`` what it is meant to be. A check in
     ``require`` fails where it would be skipped; one in ``skip`` is not run. Both hold names of
-    `OPTIONAL` and have none in common. ``wait`` is the seconds to wait for a run that changes the
-    target.
+    `OPTIONAL` and have none in common. ``server`` is the address of a running server to compare
+    with the tree. ``wait`` is the seconds to wait for a run that changes the target.
     """
 
     target: str | None = None
     expect: Expect = Expect.PATCHED
     require: frozenset[str] = frozenset()
     skip: frozenset[str] = frozenset()
+    server: str | None = None
     wait: float = 30.0
 
     def __post_init__(self) -> None:
@@ -93,6 +94,10 @@ def verify(request: Request) -> Verdict:
             tree_state = scene.survey.state
             found = [_run(name, check, scene, request) for name, check in _TREE.items()]
         found += [_run(name, check, scene, request) for name, check in _HOST.items()]
+        if request.server is not None:
+            from patcher import live  # costs more to import than all other checks to run
+
+            found.append(live.check_server(scene, request.server))
     except Refused as refusal:
         return _no_verdict(request, ours, site, refusal.faults)
     except PermissionError as error:
@@ -107,6 +112,12 @@ def verify(request: Request) -> Verdict:
         warnings=switched_off(os.environ),
         notes=site.notes,
     )
+
+
+def bug(message: str) -> Verdict:
+    """Return the verdict of a run that ended in a fault of this program."""
+    fault = Fault(code="bug", message=message, hint="Please report it with the lines on stderr.")
+    return Verdict(target="", overlay_version="", expect=Expect.PATCHED, errors=(fault,))
 
 
 def switched_off(environment: Mapping[str, str]) -> tuple[str, ...]:

@@ -118,6 +118,35 @@ def test_a_bug_and_an_interruption_have_their_own_codes(
     assert ("planted" in capsys.readouterr().err) == (code == 3)
 
 
+def test_a_bug_is_an_error_for_machines_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(request: verify.Request) -> verify.Verdict:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(verify, "verify", fail)
+    monkeypatch.setattr(sys, "argv", ["verify_install.py", "--json"])
+    assert verify_install.run() == 3
+    (error,) = json.loads(capsys.readouterr().out)["errors"]
+    assert (error["code"], error["message"]) == ("bug", "planted")
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_report_that_cannot_be_written_is_no_success(patched: Path, form: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, str(users.ROOT / "verify_install.py"), "--target", str(patched)]
+            + ["--skip", "import,gpu", *form],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith("the report could not be written: No space left on device\n")
+    assert "passed   files" in done.stderr
+
+
 def test_the_help_tells_the_exit_codes() -> None:
     done = run("--help")
     assert done.returncode == 0

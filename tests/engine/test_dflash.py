@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from patcher import verify
+from patcher.checks import Status
 from tests.support import trees
 from tests.support.engine.launch import Launch
 from tests.support.engine.models import BLOCK
@@ -174,6 +176,13 @@ def test_the_server_tells_who_it_is_and_generates(stock: Path, overlay: Path) ->
         )
         (state,) = json.loads(server.get("/server_info"))["internal_states"]
         metrics = server.get("/metrics")
+        verified = verify.verify(
+            verify.Request(
+                target=str(overlay), skip=frozenset({"import", "gpu"}), server=server.url
+            )
+        )
+    checks = {check.name: check for check in verified.checks}
+    assert checks["server"].status is Status.PASSED, checks["server"].message
     assert tuple(answer["output_ids"]) == plain.tokens[0]
     identity = state["overlay"]
     assert identity["release"] == launch.release()

@@ -10,11 +10,14 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
-from tests.support.bench import APPLY, REVERT, TASKS, Bench, Task
+from tests.support.bench import APPLY, RELEASE, REVERT, TASKS, Bench, Task
 from tests.support.runs import KILLED, NAMING, Call, Fault
+from tests.support.snapshots import assert_identical, snapshot
+from tests.support.used_sites import lived_in_site
 
 KILL = "signal=KILL"
 ERROR = "error=EIO"
@@ -76,6 +79,39 @@ def test_kill_at_random_times(bench: Bench, injected: Counter[str]) -> None:
 @pytest.mark.full
 def test_kill_at_random_times_500(bench: Bench, injected: Counter[str]) -> None:
     _kill_at_random(bench, injected, count=500)
+
+
+@pytest.mark.parametrize(
+    "every", [30, pytest.param(1, marks=pytest.mark.full)], ids=["sample", "all"]
+)
+def test_kill_on_an_editable_install(
+    every: int, tmp_path: Path, bench: Bench, injected: Counter[str]
+) -> None:
+    """The package lies in another folder, which has a staging folder of its own."""
+    site = editable_site(tmp_path)
+    pristine = snapshot(tmp_path)
+    for number, verb in enumerate(([], ["--revert"])):
+        if verb:
+            assert bench.now.run("--target", site).code == 0
+        calls = bench.now.run("--target", site, *verb, trace=True).calls
+        for at, call in enumerate(sample(calls, every=every)):
+            bench.now.run("--target", site, *([] if verb else ["--revert"]))
+            ended = bench.now.run("--target", site, *verb, faults=[call.fault(KILL)])
+            assert ended.code == KILLED, f"{call}: {ended.told}"
+            for then in ([], ["--revert"]) if (number + at) % 2 else (["--revert"],):
+                ended = bench.now.run("--target", site, *then)
+                assert ended.code == 0, f"{call}: {ended.told}"
+            assert_identical(pristine, snapshot(tmp_path), f"the install after a kill at {call}")
+            injected["kills on an editable install"] += 1
+
+
+def editable_site(folder: Path) -> Path:
+    """Return a site-packages folder in ``folder`` with an editable install of ``folder``/source."""
+    site = lived_in_site(RELEASE, folder / "site-packages")
+    (folder / "source").mkdir()
+    (site / "sglang").rename(folder / "source" / "sglang")
+    (site / "__editable__.sglang.pth").write_text(f"{folder / 'source'}\n")
+    return site
 
 
 def writing_calls(bench: Bench, task: Task, *faults: Fault) -> tuple[Call, ...]:

@@ -10,7 +10,7 @@ import compileall
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ import pytest
 from devtools import wheels
 from patcher import record
 from tests.support.bench import RELEASE
-from tests.support.runs import CommandLine, Ended, serve
+from tests.support.runs import KILLED, CommandLine, Ended, Fault, serve
 from tests.support.sites import manifest_of, slim_site
 from tests.support.snapshots import Snapshot, assert_identical, snapshot
 
@@ -43,8 +43,8 @@ class Environment:
     def uninstall(self) -> None:
         self._pip("uninstall", "--quiet", "--yes", "sglang")
 
-    def run(self, *verb: str) -> Ended:
-        return self._program.run("--target", self.site, *verb)
+    def run(self, *verb: str, faults: Sequence[Fault] = (), trace: bool = False) -> Ended:
+        return self._program.run("--target", self.site, *verb, faults=faults, trace=trace)
 
     def succeed(self, *verb: str) -> Ended:
         ended = self.run(*verb)
@@ -197,6 +197,36 @@ def test_same_release_unpacked_over_a_patched_tree(
     assert differ <= {listing}
     rows = record.rows((environment.site / listing).read_bytes())
     assert not [path for path in rows if path.startswith(OVERLAY)]
+
+
+@pytest.mark.parametrize("second", [OLDER, RELEASE, None], ids=["other", "same", "uninstall"])
+@pytest.mark.parametrize(
+    "part", [0.5, *(pytest.param(one, marks=pytest.mark.full) for one in (0.1, 0.3, 0.7, 0.9))]
+)
+def test_pip_after_a_killed_apply(
+    part: float, second: str | None, environment: Environment
+) -> None:
+    """What pip puts there before the recovery stays; all that the killed run put there goes."""
+    empty = environment.contents()
+    if second:
+        environment.install(second)
+    wanted = environment.contents()
+    environment.install(RELEASE, "--force-reinstall")
+    calls = environment.run(trace=True).calls
+    environment.succeed("--revert")
+    renames = [call for call in calls if call.name == "rename"][1:]
+    kill = renames[int(part * len(renames))].fault("signal=KILL")
+    assert environment.run(faults=[kill]).code == KILLED
+
+    if second:
+        environment.install(second, "--force-reinstall")
+    else:
+        environment.uninstall()
+    ended = environment.succeed("--revert")
+    assert "was interrupted" in ended.told
+    assert environment.contents() == (wanted if second else empty)
+    if second:
+        _round_trip(environment)
 
 
 def test_edited_hooked_file_is_refused_and_kept(environment: Environment) -> None:
