@@ -57,9 +57,10 @@ def test_a_backend_behind_a_known_name_ends_the_launch_before_serving(
     with started(replace(launch, variables=(("PYTHONPATH", path),))) as server:
         code = server.process.wait(300)
         stderr = server.process.stderr()
+        models = server.record.model_processes()
     assert code not in (0, None)
     # The weights were loaded, so it was not the arguments that were refused.
-    assert server.record.model_processes() == 1, stderr
+    assert models == 1, stderr
     (message,) = [line for line in stderr.splitlines() if "DroppedMaskError: " in line]
     assert "verify runs on ThirdPartyBackend (--attention-backend triton)" in message
     assert "this overlay does not know the class" in message

@@ -145,8 +145,9 @@ def test_a_dropped_tree_mask_ends_the_launch_before_anything_is_loaded(overlay: 
     with started(branching(overlay)) as server:
         code = server.process.wait(120)
         stderr = server.process.stderr()
+        models = server.record.model_processes()
     assert code not in (0, None)
-    assert server.record.model_processes() == 0
+    assert models == 0
     (message,) = [line for line in stderr.splitlines() if "DroppedMaskError: " in line]
     for part in (
         "EAGLE (a tree of width 2) was asked for",
