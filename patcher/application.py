@@ -228,7 +228,7 @@ class _Application:
         return [plan.removal(pyc) for pyc in dropped], dict(sorted(kept.items()))
 
     def _is_inside(self, path: Path) -> bool:
-        return path.is_relative_to(self.site.package_root)
+        return any(path.is_relative_to(base) for base in self.site.bases)
 
     def _retired(self) -> list[Change]:
         """Restore the files that an older overlay had changed and this one does not."""

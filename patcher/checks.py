@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -62,12 +62,19 @@ class Scene:
     @property
     def apply(self) -> str:
         """The command that applies the overlay to this target."""
-        return f"python apply.py --target {shlex.quote(str(self.survey.site.root))}"
+        return self._command("apply")
 
     @property
     def mend(self) -> str:
         """The command that brings this target to what it is meant to be."""
-        return f"{self.apply} --revert" if self.expect is Expect.PRISTINE else self.apply
+        return self._command("revert" if self.expect is Expect.PRISTINE else "apply")
+
+    def _command(self, verb: str) -> str:
+        target = f"--target {shlex.quote(str(self.survey.site.root))}"
+        archive = self.survey.source.archive
+        if archive is not None:
+            return f"python3 {shlex.quote(archive)} {verb} {target}"
+        return f"python apply.py {target}{' --revert' if verb == 'revert' else ''}"
 
     @property
     def hooked(self) -> tuple[FileReport, ...]:
@@ -339,13 +346,16 @@ def _fits(version: str, pin: str) -> bool:
 def check_gpu(scene: Scene) -> Check:
     """Ask nvidia-smi which GPUs there are, and say which verify path each would take."""
     del scene  # the host is judged, not the tree
-    command = ["nvidia-smi", "--query-gpu=compute_cap,name", "--format=csv,noheader"]
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return _skipped("gpu", "there is no nvidia-smi here")
+    import subprocess  # a host without GPUs need not load it
+
+    command = [tool, "--query-gpu=compute_cap,name", "--format=csv,noheader"]
     try:
         answer = subprocess.run(
             command, capture_output=True, check=True, text=True, timeout=_GPU_SECONDS
         )
-    except FileNotFoundError:
-        return _skipped("gpu", "there is no nvidia-smi here")
     except (OSError, subprocess.SubprocessError) as error:
         return _skipped("gpu", f"nvidia-smi does not answer: {error}")
     counts = Counter(line.strip() for line in answer.stdout.splitlines() if line.strip())

@@ -11,7 +11,6 @@ import ast
 import json
 import os
 import re
-import subprocess
 import sys
 import urllib.parse
 from collections.abc import Iterable
@@ -112,6 +111,8 @@ def _from_python(python: Path) -> Site:
         raise refuse(
             "target-unknown", "is not a Python executable", path=str(python), hint=_TARGET_HINT
         )
+    import subprocess  # most targets are folders
+
     # The executable must be run under this very name: a virtual environment's is a link, and
     # Python finds the environment by where the link stands.
     code = "import json, sys; print(json.dumps(sys.path[1:]))"

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 
-from patcher import checks, lock, source, state, trial
+from patcher import checks, lock, source, state
 from patcher import site as sites
 from patcher.checks import Check, Expect, Scene, Status
 from patcher.errors import Fault, Refused
@@ -24,6 +24,13 @@ from patcher.state import Survey, TreeState
 SCHEMA = 1
 SWITCH = "SGLANG_OVERLAY_DISABLE"
 
+
+def _check_import(scene: Scene) -> Check:
+    from patcher import trial  # starts processes, and is often left out
+
+    return trial.check_import(scene)
+
+
 _TREE: Mapping[str, Callable[[Scene], Check]] = {
     "files": checks.check_files,
     "record": checks.check_record,
@@ -32,7 +39,7 @@ _TREE: Mapping[str, Callable[[Scene], Check]] = {
     "pins": checks.check_pins,
 }
 _HOST: Mapping[str, Callable[[Scene], Check]] = {
-    "import": trial.check_import,
+    "import": _check_import,
     "gpu": checks.check_gpu,
     "processes": checks.check_processes,
 }

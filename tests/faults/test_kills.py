@@ -27,7 +27,7 @@ def test_kill_at_a_sample_of_calls(bench: Bench, injected: Counter[str]) -> None
     """A sample of each task, the next run alternating between the same and the opposite."""
     for task in TASKS:
         calls = writing_calls(bench, task)
-        for number, call in enumerate(sample(calls, every=16)):
+        for number, call in enumerate(sample(calls, every=30)):
             kill_and_go_on(bench, task, [call.fault(KILL)], opposite=bool(number % 2))
             injected[f"kills of {task.name}"] += 1
 
@@ -52,7 +52,7 @@ def test_kill_at_every_call(
 
 def test_kill_the_recovery_at_a_sample_of_calls(bench: Bench, injected: Counter[str]) -> None:
     for task in (APPLY, REVERT):
-        _kill_recoveries(bench, task, injected, firsts=2, every=40)
+        _kill_recoveries(bench, task, injected, firsts=1, every=60)
 
 
 @pytest.mark.full
@@ -63,7 +63,7 @@ def test_kill_the_recovery_at_every_call(task: Task, bench: Bench, injected: Cou
 
 def test_kill_the_undoing_at_a_sample_of_calls(bench: Bench, injected: Counter[str]) -> None:
     for task in (APPLY, REVERT):
-        _kill_undoings(bench, task, injected, every=24)
+        _kill_undoings(bench, task, injected, every=60)
 
 
 @pytest.mark.full
@@ -82,7 +82,7 @@ def test_kill_at_random_times_500(bench: Bench, injected: Counter[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "every", [30, pytest.param(1, marks=pytest.mark.full)], ids=["sample", "all"]
+    "every", [100, pytest.param(1, marks=pytest.mark.full)], ids=["sample", "all"]
 )
 def test_kill_on_an_editable_install(
     every: int, tmp_path: Path, bench: Bench, injected: Counter[str]
@@ -124,13 +124,16 @@ def writing_calls(bench: Bench, task: Task, *faults: Fault) -> tuple[Call, ...]:
 
 
 def sample(calls: Sequence[Call], *, every: int) -> list[Call]:
-    """Return one in ``every`` of the calls that only write, one in half as many of those that name.
+    """Return one in ``every`` calls, twice as many of those that name files, some of each kind.
 
     What is chosen depends on the calls alone, so that a failure comes back.
     """
     naming = [call for call in calls if call.name in NAMING]
     other = [call for call in calls if call.name not in NAMING]
     chosen = {*naming[:: max(1, every // 2)], *other[::every], calls[-1]}
+    for name in {call.name for call in calls}:
+        alike = [call for call in calls if call.name == name]
+        chosen.add(alike[len(alike) // 2])
     return [call for call in calls if call in chosen]
 
 

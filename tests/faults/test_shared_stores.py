@@ -87,3 +87,14 @@ def test_edit_of_the_store_during_a_patched_time_is_not_undone(
     assert ended.code == 1
     assert "original" in ended.told
     assert_identical(patched, snapshot(site))
+
+
+def test_patched_files_keep_what_the_installer_gave_them(tmp_path: Path, bench: Bench) -> None:
+    site = used_sites.lived_in_site(RELEASE, tmp_path / "site-packages")
+    pristine = snapshot(site)
+    assert bench.now.run("--target", site).code == 0
+    patched = snapshot(site)
+    for path in manifest_of(RELEASE).files:
+        was, now = pristine[path], patched[path]
+        assert (now.mode, now.owner, now.xattrs) == (was.mode, was.owner, was.xattrs), path
+        assert now.content != was.content, path

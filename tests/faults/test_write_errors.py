@@ -27,7 +27,7 @@ ERRORS = ("ENOSPC", "EIO", "EACCES")
 
 def test_error_at_a_sample_of_calls(bench: Bench, injected: Counter[str]) -> None:
     for number, task in enumerate(TASKS):
-        chosen = sample(writing_calls(bench, task), every=24)
+        chosen = sample(writing_calls(bench, task), every=60)
         _fail_each(bench, task, chosen, injected, first_error=number)
 
 
@@ -42,7 +42,7 @@ def test_error_at_every_call(
 
 def test_lasting_error_from_a_sample_of_calls(bench: Bench, injected: Counter[str]) -> None:
     for number, task in enumerate((APPLY, REVERT)):
-        chosen = sample(writing_calls(bench, task), every=40)
+        chosen = sample(writing_calls(bench, task), every=100)
         _fail_each(bench, task, chosen, injected, first_error=number, lasting=True)
 
 
@@ -71,7 +71,7 @@ def test_output_that_cannot_be_written(task: Task, bench: Bench) -> None:
     bench.assert_is(task.goal)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting takes root")
+@pytest.mark.root
 @pytest.mark.parametrize("kilobytes", [0, 64, 500, 1000, 1500, 2500])
 def test_full_disk(kilobytes: int, tmp_path: Path, bench: Bench) -> None:
     """A real small filesystem with so much room left: whole or nothing, never in between."""
