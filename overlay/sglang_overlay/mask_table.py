@@ -10,6 +10,10 @@ definitions of every release.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from sglang_overlay.mask_policy import BackendName, Case, Chain, Condition, Kind, Row, Tree
 
 RELEASES = ("0.5.11", "0.5.12", "0.5.12.post1")
@@ -380,7 +384,8 @@ def rows_of(release: str) -> dict[str, Row]:
     return {row.class_name: row for row in ROWS if release in row.releases}
 
 
-def newest_rows() -> dict[str, Row]:
+@functools.cache
+def newest_rows() -> Mapping[str, Row]:
     """Return the newest row of every class.
 
     Good for every release at run time: where a class differs between releases, the newer row adds
@@ -389,7 +394,7 @@ def newest_rows() -> dict[str, Row]:
     rows: dict[str, Row] = {}
     for release in RELEASES:
         rows.update(rows_of(release))
-    return rows
+    return MappingProxyType(rows)
 
 
 def row_for(cls: type) -> Row | None:

@@ -7,7 +7,6 @@ weight is loaded, and the made objects show what a name cannot.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from typing import Any
 
 from sglang_overlay import mask_table, switches, upstream
@@ -15,7 +14,6 @@ from sglang_overlay.identity import identify
 from sglang_overlay.mask_policy import (
     Drafts,
     DroppedMaskError,
-    Judgement,
     Traits,
     Verdict,
     able_names,
@@ -65,10 +63,10 @@ def admit_runner(model_runner: Any) -> None:
 
 def judge_runner(backend: Any, drafts: Drafts | None, traits: Traits) -> Verdict:
     """Return the verdict on the target's ``backend`` object for ``drafts``."""
-    judgements: Iterable[Judgement] = ()
-    if drafts is not None:
-        judgements = (judge_object(leaf, traits) for leaf in leaves(backend))
-    return Verdict(drafts=drafts, judgements=tuple(judgements))
+    if drafts is None:
+        return Verdict(drafts=None)
+    judgements = tuple(judge_object(leaf, traits) for leaf in leaves(backend))
+    return Verdict(drafts=drafts, judgements=judgements)
 
 
 def _drafts_of(server_args: Any) -> Drafts | None:

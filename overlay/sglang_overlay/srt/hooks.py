@@ -28,9 +28,9 @@ def verify_mask_policy(stock: Function) -> Function:
     def resolve(attn_backend: Any) -> tuple[str, bool]:
         try:
             return verify_backend.resolve_chain(attn_backend)
-        except Exception:
+        except Exception as error:  # noqa: BLE001
             # Graph capture asks for the drafter's backend too, where nothing may be refused.
-            logger.exception("the overlay cannot resolve %s; SGLang's rule is used", attn_backend)
+            _report_unresolved(type(attn_backend).__name__, repr(error))
             return cast("tuple[str, bool]", stock(attn_backend))
 
     return _unless_disabled(stock, resolve)
@@ -80,6 +80,11 @@ def internal_state(stock: Function) -> Function:
         return output
 
     return _unless_disabled(stock, state)
+
+
+@functools.cache  # DFLASH asks in every step; saying it once is enough
+def _report_unresolved(backend: str, error: str) -> None:
+    logger.error("the overlay cannot resolve %s (%s); SGLang's rule is used", backend, error)
 
 
 def _unless_disabled(stock: Function, hooked: Callable[..., Any]) -> Function:

@@ -8,9 +8,10 @@ from typing import Any
 from sglang_overlay import switches
 from sglang_overlay.identity import Identity
 
-# The ranks have just waited for one another after loading their weights, so they arrive together; a
-# rank that runs no overlay never does.
-_PATIENCE = datetime.timedelta(seconds=120)
+# The ranks have waited for one another after loading their weights. What parts them since is the
+# making of their backends, which can compile kernels for minutes. A rank without the overlay never
+# arrives.
+_PATIENCE = datetime.timedelta(minutes=10)
 _BYTES = 256
 
 Member = tuple[str, str, str]  # overlay version, fingerprint, SGLang release

@@ -49,9 +49,13 @@ def test_the_mask_policy_never_raises_and_falls_back_to_stock(
         raise RuntimeError("no such attribute")
 
     monkeypatch.setattr(verify_backend, "resolve_chain", fail)
+    resolve = hooks.verify_mask_policy(stock)
     with caplog.at_level(logging.ERROR):
-        assert hooks.verify_mask_policy(stock)(object()) == ("stock", True)
-    assert "SGLang's rule is used" in caplog.text
+        assert [resolve(object()), resolve(object())] == [("stock", True)] * 2
+    assert [record.message for record in caplog.records] == [
+        "the overlay cannot resolve object (RuntimeError('no such attribute')); "
+        "SGLang's rule is used"
+    ]
 
 
 def test_the_mask_policy_answers_from_the_table() -> None:

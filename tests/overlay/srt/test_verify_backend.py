@@ -14,6 +14,8 @@ from sglang_overlay import mask_table
 
 from tests.support import trees
 
+pytestmark = pytest.mark.engine
+
 REPOSITORY = Path(__file__).parents[3]
 STUBS = REPOSITORY / "tests" / "support" / "engine" / "stubs"
 
