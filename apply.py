@@ -39,6 +39,7 @@ from patcher.report import Outcome  # noqa: E402
     metavar="SECONDS",
     help="How long to wait for another run on the same target.",
 )
+@commandline.version_option
 def main(
     *,
     target: str | None,

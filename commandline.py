@@ -10,9 +10,29 @@ from collections.abc import Callable
 
 import click
 
+from patcher import source
+
 FAILED = 1
 BUG = 3
 INTERRUPTED = 130
+
+
+def version_option(command: Callable[..., int]) -> Callable[..., int]:
+    """Add ``--version``, which shows the overlay's version."""
+    return click.option(
+        "--version",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_show_version,
+        help="Show the overlay's version and exit.",
+    )(command)
+
+
+def _show_version(context: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked:
+        click.echo(source.locate().version)
+        context.exit()
 
 
 def run(

@@ -63,6 +63,7 @@ def names(
     help="Also ask a running server which overlay it loaded, and compare that with the target.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@commandline.version_option
 def main(
     *,
     target: str | None,

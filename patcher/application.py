@@ -108,6 +108,11 @@ class _Application:
         linked = sum(plan.place(self.site, f.path).is_symlink() for f in touched)
         if linked:
             yield f"{linked} symbolic links are replaced by files; a revert restores the links"
+        if self.site.editable:
+            yield (
+                f"editable install: the hooks go into {self.site.package_root}, which pip does not "
+                "keep account of. Revert before you uninstall or reinstall sglang"
+            )
         if self.site.record is None:
             yield "sglang has no RECORD here: pip will not know of the overlay's files"
 
@@ -124,7 +129,7 @@ class _Application:
             original = self.site.root / kept.original if kept else None
             before = self.manifest.files[report.path].before
             if original is None or files.digest_content(original) != before:
-                faults.append(reversal.damaged(report.path, original))
+                faults.append(reversal.damaged(self.site, report.path, original))
             else:
                 found[report.path] = original
         if faults:
@@ -239,7 +244,7 @@ class _Application:
                 continue
             assert self.survey.receipt is not None
             if files.digest_content(original) != kept.before:
-                raise Refused([reversal.damaged(path, original)])
+                raise Refused([reversal.damaged(self.site, path, original)])
             changes.append(plan.restoration(target, original))
             changes += reversal.restore_bytecode(self.site, self.survey.receipt, target)
             self.listed[path] = record.row(path, original.read_bytes())

@@ -16,7 +16,7 @@ from enum import Enum
 from pathlib import Path
 
 from patcher import bytecode, processes, receipt, record, transaction
-from patcher.source import PACKAGE
+from patcher.receipt import PACKAGE
 from patcher.state import FileReport, FileState, Survey
 
 _GPU_SECONDS = 60.0
@@ -132,6 +132,8 @@ def _patched_files(scene: Scene) -> Check:
         )
     if applied is None or applied.release != survey.manifest.release or wrong:
         unreceipted = [] if applied else ["there is no receipt"]
+        if applied is not None and applied.release != survey.manifest.release:
+            unreceipted = [f"the receipt is one for sglang {applied.release}"]
         return _failed(
             "files",
             f"half patched: {'; '.join([*unreceipted, *_told(wrong)])}",

@@ -36,10 +36,13 @@ def digest_path(path: Path) -> str | None:
 
 
 def digest_content(path: Path) -> str | None:
-    """Return the sha256 of what is read at ``path``, through a link too; None for nothing."""
+    """Return the sha256 of the file at ``path``, through a link too; None for nothing.
+
+    What is there and is no file, such as a pipe, is ``special``: reading it could wait for ever.
+    """
     try:
-        return digest(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return digest(path.read_bytes()) if stat.S_ISREG(path.stat().st_mode) else "special"
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from patcher.checks import Check, Expect, Scene, Status
-from patcher.source import PACKAGE
+from patcher.receipt import PACKAGE
 
 _SECONDS = 30.0
 

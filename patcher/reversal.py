@@ -13,9 +13,8 @@ from patcher import bytecode, files, plan, record
 from patcher import receipt as receipts
 from patcher.errors import Fault, Refused
 from patcher.plan import Action, Plan, Verb
-from patcher.receipt import Kept, Receipt
+from patcher.receipt import PACKAGE, Kept, Receipt
 from patcher.site import Site
-from patcher.source import PACKAGE
 from patcher.state import FileState, Survey
 from patcher.transaction import Change
 
@@ -35,8 +34,7 @@ def plan_revert(survey: Survey) -> Plan:
             code="receipt-missing",
             message="is patched, but there is no receipt and no original to put back",
             path=report.path,
-            hint="Run `pip install --force-reinstall --no-deps sglang==RELEASE`: "
-            "it brings the original files.",
+            hint=survey.site.reinstall,
         )
         for report in survey.files
         if report.state is not FileState.MISSING
@@ -47,14 +45,13 @@ def plan_revert(survey: Survey) -> Plan:
     return Plan(actions=tuple(plan.action(r, Verb.KEEP, r.digest) for r in survey.files))
 
 
-def damaged(path: str, original: Path | None) -> Fault:
+def damaged(site: Site, path: str, original: Path | None) -> Fault:
     """Return the fault that the original of ``path`` is not there to be put back."""
     return Fault(
         code="original-missing",
         message="is patched, but its original was not kept or is damaged",
         path=str(original or path),
-        hint="Run `pip install --force-reinstall --no-deps sglang==RELEASE`: it brings the "
-        "original files and removes the overlay.",
+        hint=site.reinstall,
     )
 
 
@@ -139,7 +136,7 @@ class _Reversal:
             digest = files.digest_content(target)
             if digest == kept.after:
                 if not _is_whole(self.site, kept):
-                    self.faults.append(damaged(path, original))
+                    self.faults.append(damaged(self.site, path, original))
                     continue
                 self._note(path, FileState.PATCHED, Verb.RESTORE, digest, kept.before)
                 changes.append(plan.restoration(target, original))
@@ -205,7 +202,7 @@ def _is_whole(site: Site, kept: Kept) -> bool:
 
 
 def _has_hook(path: Path) -> bool:
-    return PACKAGE.encode() in path.read_bytes()
+    return path.is_file() and PACKAGE.encode() in path.read_bytes()
 
 
 def _edited(path: str) -> Fault:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from patcher import files, manifest
 from patcher.errors import refuse
 from patcher.manifest import Manifest
+from patcher.receipt import PACKAGE
 
 if TYPE_CHECKING:
     from patcher.series import Series
 
-PACKAGE = "sglang_overlay"
 _VERSION = re.compile(rb'^__version__ = "(\d+(?:\.\d+)*)"$', re.MULTILINE)
 
 

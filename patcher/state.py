@@ -17,7 +17,7 @@ from patcher import receipt as receipts
 from patcher.manifest import Manifest
 from patcher.receipt import Receipt
 from patcher.site import Site
-from patcher.source import PACKAGE, Source
+from patcher.source import Source
 
 
 class FileState(str, Enum):
@@ -263,6 +263,3 @@ def _links(path: Path) -> int:
         return path.lstat().st_nlink
     except (FileNotFoundError, NotADirectoryError):
         return 0
-
-
-assert PACKAGE in receipts.PATH

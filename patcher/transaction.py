@@ -17,19 +17,22 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from patcher import bytecode, files
+from patcher import bounds, bytecode, files
 from patcher.errors import Refused, failed, refuse
 
 STAGING = ".sglang_overlay.txn"
 _JOURNAL = "journal.json"
 _UNDO = "undo.json"
 _SCHEMA = 1
+_PURPOSE = re.compile(r"(apply|revert) [\d.]+\Z")
 # The code of the one fault after which a tree is not as it was: also undoing failed.
 LEFT_OPEN = "left-open"
 
@@ -148,17 +151,18 @@ def recover(bases: Sequence[Path]) -> Recovery | None:
     Raises:
         Refused: the journal is damaged, or the filesystem still refuses; all is left as found.
     """
+    for base in bases:
+        _expect_folder(base / STAGING)
     staging = bases[0] / STAGING
-    undoing = (staging / _UNDO).exists()
-    try:
-        text = (staging / (_UNDO if undoing else _JOURNAL)).read_bytes()
-    except FileNotFoundError:
+    undoing = os.path.lexists(staging / _UNDO)
+    found = staging / (_UNDO if undoing else _JOURNAL)
+    if not os.path.lexists(found):
         try:
             _drop([base / STAGING for base in bases])
         except OSError as error:
             raise failed(error, "left by an interrupted run and cannot be removed") from error
         return None
-    journal = _parse(text, bases)
+    journal = _parse(found, bases)
     replaced = frozenset(
         journal.target(step)
         for step in journal.steps
@@ -176,6 +180,16 @@ def recover(bases: Sequence[Path]) -> Recovery | None:
             what = f"an interrupted run ({journal.purpose}) stays half done"
             raise failed(error, what, code=LEFT_OPEN) from error
     return Recovery(purpose=journal.purpose, finished=forward, left_alone=tuple(sorted(replaced)))
+
+
+def _expect_folder(staging: Path) -> None:
+    if os.path.lexists(staging) and (staging.is_symlink() or not staging.is_dir()):
+        raise refuse(
+            "overlay-modified",
+            "is in the way: the overlay keeps its unfinished work in a folder of this name",
+            path=str(staging),
+            hint="Move it away, then run this again.",
+        )
 
 
 def _all_staged(journal: _Journal) -> bool:
@@ -272,27 +286,51 @@ def _commit(journal: _Journal) -> None:
         files.sync_directory(folder)
 
 
-def _parse(text: bytes, bases: Sequence[Path]) -> _Journal:
+def _parse(path: Path, bases: Sequence[Path]) -> _Journal:
     try:
-        record = json.loads(text)
+        if not path.is_file():
+            raise ValueError("it is not a file")
+        record = json.loads(path.read_bytes())
         if record["schema"] != _SCHEMA:
             raise ValueError(f"schema {record['schema']}, known is {_SCHEMA}")
-        # The site may have moved since (a container layer, say); the other folder may not.
-        return _Journal(
-            bases=(bases[0], *(Path(base) for base in record["bases"][1:])),
+        if len(record["bases"]) > len(bases):
+            raise ValueError(f"{record['bases'][1:]} is no part of this install now")
+        journal = _Journal(
+            bases=tuple(bases),
             purpose=record["purpose"],
-            steps=tuple(_Step(**step) for step in record["steps"]),
-            new_folders=tuple((base, path) for base, path in record["new_folders"]),
-            prune=tuple((base, path) for base, path in record["prune"]),
+            steps=tuple(
+                _Step(
+                    base=_place(row["base"], row["path"], bases)[0],
+                    path=row["path"],
+                    before=row["before"],
+                    after=row["after"],
+                )
+                for row in record["steps"]
+            ),
+            new_folders=tuple(_place(base, path, bases) for base, path in record["new_folders"]),
+            prune=tuple(_place(base, path, bases) for base, path in record["prune"]),
         )
-    except (ValueError, KeyError, TypeError) as error:
+        if not _PURPOSE.match(journal.purpose):
+            raise ValueError(f"{journal.purpose!r} is no purpose")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise refuse(
             "journal-unreadable",
-            f"the journal of an interrupted run cannot be read: {error}",
+            f"the journal of an interrupted run cannot be used: {error}",
             path=str(bases[0] / STAGING),
             hint="Finish with the overlay version that wrote it, or reinstall sglang with pip "
             "and delete this folder.",
         ) from error
+    return journal
+
+
+def _place(base: Any, path: Any, bases: Sequence[Path]) -> tuple[int, str]:
+    """Return a place that the journal names, once it is known to lie in the tree."""
+    if base not in range(len(bases)):
+        raise ValueError(f"there is no folder number {base!r}")
+    hindrance = bounds.obstacle(bases[base] / bounds.plain(path))
+    if hindrance:
+        raise ValueError(hindrance)
+    return int(base), str(path)
 
 
 def _act(journal: _Journal) -> None:

@@ -133,6 +133,13 @@ def test_wrong_usage_is_2(options: list[str]) -> None:
     assert "Usage:" in done.stderr
 
 
+@pytest.mark.parametrize("script", ["apply.py", "verify_install.py"])
+def test_version(script: str) -> None:
+    command = [sys.executable, str(ROOT / script), "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == source.locate().version
+
+
 def test_help_names_every_exit_code() -> None:
     done = run("--help")
     assert done.returncode == 0
