@@ -1,23 +1,22 @@
 """REFERENCE prefix engine in torch, for tests on a CPU. It is no product code and no stand-in for speed.
 
 It honours the whole contract of `sglang_overlay.attention.prefix.PrefixEngine`, page table included, and
-writes what FlashMLA writes where that is peculiar: +inf as the lse of an empty row. Its out is NaN there,
-because the contract leaves those rows undefined.
+refuses what the contract excludes.
 """
 
 from __future__ import annotations
 
 import torch
-from sglang_overlay.attention.prefix import KEY_DIM, LATENT_DIM, LseForm, PrefixResult
+from sglang_overlay.attention.prefix import KEY_DIM, LATENT_DIM, PrefixResult
 
 
 class ReferencePrefixEngine:
-    def __init__(self, *, page_size: int = 64, lse_form: LseForm | None = None) -> None:
+    def __init__(self, *, page_size: int = 64) -> None:
         self.page_size = page_size
-        self.lse_form = lse_form or LseForm(empty_is_plus_inf=True)
         self.planned_rows = 0
 
     def plan(self, lengths: torch.Tensor, page_table: torch.Tensor, rows: int) -> None:
+        assert int(lengths.min()) >= 1, "an engine is never asked for an empty row"
         self.lengths, self.page_table, self.planned_rows = lengths, page_table, rows
 
     def run(
@@ -28,12 +27,9 @@ class ReferencePrefixEngine:
         nodes = tokens // requests
         assert nodes * heads == self.planned_rows
         rows = cache.reshape(cache.shape[0], KEY_DIM)
-        empty = float("inf") if self.lse_form.empty_is_plus_inf else float("-inf")
-        out = torch.full((tokens, heads, LATENT_DIM), float("nan"), dtype=query.dtype)
-        lse = torch.full((tokens, heads), empty, dtype=torch.float32)
+        out = torch.empty(tokens, heads, LATENT_DIM, dtype=query.dtype)
+        lse = torch.empty(tokens, heads, dtype=torch.float32)
         for request, length in enumerate(self.lengths.tolist()):
-            if length == 0:
-                continue
             position = torch.arange(length)
             page = self.page_table[request][position // self.page_size].long()
             keys = rows[page * self.page_size + position % self.page_size].double() * cache_scale
@@ -41,5 +37,5 @@ class ReferencePrefixEngine:
             scores = query[own].double() @ keys.T * softmax_scale  # [nodes, heads, length]
             natural = torch.logsumexp(scores, dim=-1)
             out[own] = (torch.exp(scores - natural[..., None]) @ keys[:, :LATENT_DIM]).to(out.dtype)
-            lse[own] = (natural / 0.6931471805599453 if self.lse_form.binary else natural).float()
+            lse[own] = natural.float()
         return PrefixResult(out=out, lse=lse)

@@ -42,7 +42,7 @@ class VerifyCase:
         requests = len(self.parents)
         return tree_attention(
             self.query.cpu(),
-            self.cache.cpu()[:, 0],
+            self.cache.cpu()[:, 0].double(),
             self.prefix_slots,
             self.tree_slots.cpu().view(requests, -1),
             [ancestor_mask(parents) for parents in self.parents],

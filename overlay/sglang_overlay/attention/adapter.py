@@ -32,7 +32,7 @@ class VerifyAdapter:
         self._requests = step.prefix_lens.shape[0]
         self.plan.fill(step)
         self.engine.plan(
-            self.plan.lengths[: self._requests],
+            self.plan.planned_lengths[: self._requests],
             self.plan.page_table[: self._requests],
             self.plan.sizes.nodes * heads,
         )
@@ -58,9 +58,9 @@ class VerifyAdapter:
             cache,
             slots,
             self.plan.ancestors[: self._requests],
+            self.plan.lengths[: self._requests],
             prefix,
             prefix.out,
-            lse_form=self.engine.lse_form,
             softmax_scale=softmax_scale,
             cache_scale=cache_scale,
         )

@@ -15,7 +15,8 @@ from __future__ import annotations
 import torch
 from sgl_kernel.flash_mla import flash_mla_with_kvcache, get_mla_metadata
 
-from sglang_overlay.attention.prefix import KEY_DIM, LATENT_DIM, LseForm, PrefixResult
+from sglang_overlay.attention.kernels.quantize import saturate_kernel
+from sglang_overlay.attention.prefix import KEY_DIM, LATENT_DIM, PrefixResult
 
 PAGE_SIZE = 64
 _FP8 = torch.float8_e4m3fn
@@ -24,7 +25,6 @@ _FP8 = torch.float8_e4m3fn
 class FlashMlaEngine:
     """Non-causal FlashMLA over the prefix. See `prefix.PrefixEngine` for the contract."""
 
-    lse_form = LseForm(binary=False, empty_is_plus_inf=True)
     page_size = PAGE_SIZE
 
     def __init__(
@@ -40,8 +40,9 @@ class FlashMlaEngine:
         self._schedule = torch.zeros(processors, 8, dtype=torch.int32, device=device)
         self._splits = torch.zeros(max_requests + 1, dtype=torch.int32, device=device)
         self._parts = 0
-        self._lengths = self._splits
-        self._page_table = self._schedule
+        # Replaced by every plan; until the first there is nothing to run on.
+        self._lengths = self._splits[:0]
+        self._page_table = self._schedule[:0]
         self._scales: dict[float, torch.Tensor] = {}
         self._device = device
 
@@ -49,8 +50,10 @@ class FlashMlaEngine:
         """Plan FlashMLA's tiles for these prefix lengths into the static buffers."""
         schedule, splits = get_mla_metadata(lengths, rows, 1, is_fp8_kvcache=self._is_fp8)
         self._parts = schedule.shape[0]
-        self._schedule[: self._parts].copy_(schedule)
-        self._splits[: splits.shape[0]].copy_(splits)
+        # One launch for both; the op itself cannot write into given buffers.
+        torch._foreach_copy_(
+            [self._schedule[: self._parts], self._splits[: splits.shape[0]]], [schedule, splits]
+        )
         self._lengths = lengths
         self._page_table = page_table
 
@@ -60,14 +63,14 @@ class FlashMlaEngine:
         """Return out [tokens, heads, 512] and natural-log lse [tokens, heads] over the prefixes."""
         tokens, heads, _ = query.shape
         requests = self._lengths.shape[0]
-        folded = query.reshape(requests, 1, -1, KEY_DIM)
         scales: dict[str, torch.Tensor] = {}
         if self._is_fp8:
-            limit = torch.finfo(_FP8).max
-            folded = folded.clamp(-limit, limit).to(_FP8)
+            folded = _saturated(query).view(requests, 1, -1, KEY_DIM)
             scales = {"descale_q": self._scale(1.0), "descale_k": self._scale(cache_scale)}
         elif cache_scale != 1.0:
             raise ValueError(f"cache_scale: got {cache_scale} for a bf16 cache, needed 1.0")
+        else:
+            folded = query.reshape(requests, 1, -1, KEY_DIM)
         out, lse = flash_mla_with_kvcache(
             folded,
             cache.view(-1, PAGE_SIZE, 1, KEY_DIM),
@@ -89,3 +92,21 @@ class FlashMlaEngine:
         if value not in self._scales:
             self._scales[value] = torch.tensor([value], dtype=torch.float32, device=self._device)
         return self._scales[value]
+
+
+def _saturated(query: torch.Tensor) -> torch.Tensor:
+    """Return ``query`` [tokens, heads, 576] in fp8, values beyond ±448 clamped; torch's cast gives NaN."""
+    tokens, heads, width = query.shape
+    out = torch.empty(tokens, heads, width, dtype=_FP8, device=query.device)
+    saturate_kernel[(tokens * heads,)](
+        query,
+        out,
+        query.stride(0),
+        query.stride(1),
+        heads,
+        LIMIT=torch.finfo(_FP8).max,
+        WIDTH=width,
+        BLOCK=1024,
+        num_warps=2,
+    )
+    return out

@@ -31,15 +31,14 @@ def ancestor_mask(parents: Sequence[int]) -> torch.Tensor:
 
 def packed_mask(mask: torch.Tensor) -> torch.Tensor:
     """Return the 64-bit words of a [nodes, nodes] bool mask, [nodes, ceil(nodes / 64)] int64."""
-    nodes = mask.shape[0]
-    words = torch.zeros(nodes, -(-nodes // 64), dtype=torch.int64)
-    for row in range(nodes):
-        for column in range(nodes):
-            if mask[row, column]:
-                # Bit 63 is the sign of an int64.
-                bit = 1 << (column % 64)
-                words[row, column // 64] |= bit - (1 << 64) if bit >> 63 else bit
-    return words
+    rows = []
+    for row in mask.tolist():
+        words = [0] * -(-len(row) // 64)
+        for column, seen in enumerate(row):
+            words[column // 64] |= int(seen) << (column % 64)
+        # Bit 63 is the sign of an int64.
+        rows.append([word - (1 << 64) if word >> 63 else word for word in words])
+    return torch.tensor(rows, dtype=torch.int64)
 
 
 def tree_attention(

@@ -61,7 +61,12 @@ class VerifyStep:
 
 
 class VerifyPlan:
-    """Page table [max_requests, table_width], lengths [max_requests], ancestors (see `mask`)."""
+    """The buffers: int32 unless said otherwise.
+
+    ``page_table`` [max_requests, table_width]; ``lengths`` [max_requests] of the prefixes; ``planned_lengths``
+    [max_requests], the same but at least 1, for engines; ``ancestors`` [max_requests, nodes, words]
+    int64 (see `mask`).
+    """
 
     def __init__(self, sizes: PlanSizes, device: torch.device | str) -> None:
         self.sizes = sizes
@@ -70,6 +75,7 @@ class VerifyPlan:
             sizes.max_requests, sizes.table_width, dtype=torch.int32, device=device
         )
         self.lengths = torch.zeros(sizes.max_requests, dtype=torch.int32, device=device)
+        self.planned_lengths = torch.ones_like(self.lengths)
         self.ancestors = torch.zeros(
             sizes.max_requests,
             sizes.nodes,
@@ -99,6 +105,7 @@ class VerifyPlan:
             step.prefix_lens,
             self.page_table,
             self.lengths,
+            self.planned_lengths,
             width,
             step.req_to_token.stride(0),
             self.page_table.stride(0),

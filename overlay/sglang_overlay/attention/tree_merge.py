@@ -14,7 +14,7 @@ import torch
 
 from sglang_overlay.attention.kernels.tree_merge import tree_merge_kernel
 from sglang_overlay.attention.mask import words_for
-from sglang_overlay.attention.prefix import KEY_DIM, LATENT_DIM, ROPE_DIM, LseForm, PrefixResult
+from sglang_overlay.attention.prefix import KEY_DIM, LATENT_DIM, ROPE_DIM, PrefixResult
 
 _LOG2_E = 1.4426950408889634
 
@@ -40,22 +40,23 @@ def merge_tree(
     cache: torch.Tensor,
     slots: torch.Tensor,
     ancestors: torch.Tensor,
+    lengths: torch.Tensor,
     prefix: PrefixResult,
     out: torch.Tensor,
     *,
-    lse_form: LseForm,
     softmax_scale: float,
     cache_scale: float = 1.0,
     tiles: Tiles | None = None,
-    overlap: bool = False,
 ) -> None:
     """Write attention over prefix ∪ ancestors into ``out`` [tokens, heads, 512], each row once.
 
     ``query`` [tokens, heads, 576]; ``cache`` [slots, 1, 576] or [slots, 576] in the query's dtype or
     fp8; ``slots`` [tokens] int32/int64, the cache rows of the tree's nodes; ``ancestors`` [requests,
-    nodes, words] as in `mask`; tokens = requests × nodes. ``out`` may be ``prefix.out`` itself: every
-    element is read and written by the same program. Last dimensions must be contiguous. ``overlap``
-    starts the kernel while the one before it drains (programmatic dependent launch, sm_90).
+    nodes, words] as in `mask`; ``lengths`` [requests] int32 of the prefixes; tokens = requests × nodes. ``out`` may be ``prefix.out`` itself: every
+    element is read and written by the same program. Last dimensions must be contiguous.
+
+    The launch is an ordinary one, not a programmatic dependent launch: FlashMLA's combine kernel leaves
+    early, without waiting, where no request was split, so waiting for it would not wait for the prefix.
 
     Method: the partial softmax merge of Dao et al., arXiv 2205.14135, appendix B.
 
@@ -64,15 +65,15 @@ def merge_tree(
     """
     requests, nodes, words = ancestors.shape
     tokens, heads, _ = query.shape
-    _check(query, cache, slots, ancestors, prefix, out)
+    _check(query, cache, slots, ancestors, lengths, prefix, out)
     tiles = tiles or choose_tiles(requests, nodes, heads)
     grid = (-(-nodes * heads // tiles.rows), requests, LATENT_DIM // tiles.values)
-    launch = {"launch_pdl": True} if overlap else {}
     tree_merge_kernel[grid](
         query,
         cache,
         slots,
         ancestors,
+        lengths,
         prefix.out,
         prefix.lse,
         out,
@@ -96,12 +97,8 @@ def merge_tree(
         VALUES=tiles.values,
         BLOCK_M=tiles.rows,
         BLOCK_N=tiles.columns,
-        LSE_IS_BINARY=lse_form.binary,
-        EMPTY_IS_PLUS_INF=lse_form.empty_is_plus_inf,
-        WAIT_FOR_PREFIX=overlap,
         num_warps=tiles.warps,
         num_stages=1,
-        **launch,
     )
 
 
@@ -110,6 +107,7 @@ def _check(
     cache: torch.Tensor,
     slots: torch.Tensor,
     ancestors: torch.Tensor,
+    lengths: torch.Tensor,
     prefix: PrefixResult,
     out: torch.Tensor,
 ) -> None:
@@ -119,6 +117,7 @@ def _check(
         "query": (tuple(query.shape), (requests * nodes, heads, KEY_DIM)),
         "cache": (cache.shape[-1], KEY_DIM),
         "slots": (tuple(slots.shape), (tokens,)),
+        "lengths": (tuple(lengths.shape), (requests,)),
         "ancestors": (words, words_for(nodes)),
         "prefix.out": (tuple(prefix.out.shape), (tokens, heads, LATENT_DIM)),
         "prefix.lse": (tuple(prefix.lse.shape), (tokens, heads)),

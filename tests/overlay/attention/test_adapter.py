@@ -6,7 +6,6 @@ import pytest
 import torch
 from sglang_overlay.attention.adapter import VerifyAdapter
 from sglang_overlay.attention.plan import PlanSizes, VerifyPlan, VerifyStep
-from sglang_overlay.attention.prefix import LseForm
 
 from tests.support.closeness import assert_close
 from tests.support.prefix_reference import ReferencePrefixEngine
@@ -89,15 +88,6 @@ def test_one_plan_serves_steps_of_every_kind_in_turn() -> None:
         topologies = [TOPOLOGIES[(seed + i) % 4] for i in range(len(prefixes))]
         check(adapter, make_case(prefixes, topologies, nodes=18, heads=2, seed=seed))
     assert adapter.tree_launches == 4
-
-
-@pytest.mark.parametrize("binary", [False, True])
-@pytest.mark.parametrize("plus_inf", [False, True])
-def test_every_lse_form_of_an_engine(binary: bool, plus_inf: bool) -> None:
-    form = LseForm(binary=binary, empty_is_plus_inf=plus_inf)
-    sizes = PlanSizes(max_requests=4, max_context=256, nodes=7)
-    adapter = VerifyAdapter(ReferencePrefixEngine(lse_form=form), VerifyPlan(sizes, "cpu"))
-    check(adapter, make_case([0, 100], ["random", "random"], nodes=7, heads=2))
 
 
 def test_page_sizes_must_agree() -> None:

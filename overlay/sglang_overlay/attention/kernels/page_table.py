@@ -12,13 +12,14 @@ def page_table_kernel(
     prefix_lens,
     page_table,
     lengths,
+    planned_lengths,
     width,
     req_to_token_stride,
     page_table_stride,
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the page ids that cover each request's prefix, and its length.
+    """Write the page ids that cover each request's prefix, its length, and its length but at least 1.
 
     Entries behind the prefix keep what they held: always a page id that once was valid, which is all
     that a prefetch behind the end needs.
@@ -28,6 +29,7 @@ def page_table_kernel(
     length = tl.load(prefix_lens + request).to(tl.int32)
     if block == 0:
         tl.store(lengths + request, length)
+        tl.store(planned_lengths + request, tl.maximum(length, 1))
     page = block * BLOCK + tl.arange(0, BLOCK)
     used = (page * PAGE < length) & (page < width)
     row = tl.load(request_rows + request).to(tl.int64)

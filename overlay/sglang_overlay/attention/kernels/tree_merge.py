@@ -8,20 +8,12 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def binary_lse(raw, IS_BINARY: tl.constexpr, EMPTY_IS_PLUS_INF: tl.constexpr):
-    """Bring an engine's lse to base 2 with −inf for an empty row. The one place where this happens."""
-    lse = raw if IS_BINARY else raw * LOG2_E
-    if EMPTY_IS_PLUS_INF:
-        lse = tl.where(lse == float("inf"), float("-inf"), lse)
-    return lse
-
-
-@triton.jit
 def tree_merge_kernel(
     query,
     cache,
     slots,
     ancestors,
+    lengths,
     prefix_out,
     prefix_lse,
     out,
@@ -45,9 +37,6 @@ def tree_merge_kernel(
     VALUES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    LSE_IS_BINARY: tl.constexpr,
-    EMPTY_IS_PLUS_INF: tl.constexpr,
-    WAIT_FOR_PREFIX: tl.constexpr,
 ):
     """Attend BLOCK_M (node, head) rows of one request over its tree; merge; write VALUES columns.
 
@@ -67,18 +56,24 @@ def tree_merge_kernel(
     rope = LATENT + tl.arange(0, ROPE)
     value = value_start + tl.arange(0, VALUES)
 
+    # All loads that need no result of another come first, the slots before all: the cache rows wait for
+    # them. The prefix's rows travel while the tree is computed.
+    column = tl.arange(0, BLOCK_N)
+    slot = tl.load(slots + request * NODES + column, mask=column < NODES, other=0)
+    length = tl.load(lengths + request)
     query_row = query + token * query_token + head * query_head
     q_latent = tl.load(query_row[:, None] + latent[None, :], mask=live[:, None], other=0.0)
     q_rope = tl.load(query_row[:, None] + rope[None, :], mask=live[:, None], other=0.0)
+    lse = tl.load(prefix_lse + token * lse_token + head * lse_head, mask=live, other=0.0)
+    prefix_row = prefix_out + token * prefix_token + head * prefix_head
+    prefix = tl.load(prefix_row[:, None] + value[None, :], mask=live[:, None], other=0.0)
 
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, VALUES], tl.float32)
-    for start in tl.static_range(0, NODES, BLOCK_N):
-        column = start + tl.arange(0, BLOCK_N)
+    for start in range(0, NODES, BLOCK_N):
         exists = column < NODES
-        slot = tl.load(slots + request * NODES + column, mask=exists, other=0).to(tl.int64)
-        kv_row = cache + slot * cache_slot
+        kv_row = cache + slot.to(tl.int64) * cache_slot
         k_latent = tl.load(kv_row[:, None] + latent[None, :], mask=exists[:, None], other=0.0)
         k_rope = tl.load(kv_row[:, None] + rope[None, :], mask=exists[:, None], other=0.0)
         k_latent = k_latent.to(q_latent.dtype)
@@ -110,11 +105,11 @@ def tree_merge_kernel(
         acc = acc * shrink[:, None]
         acc = tl.dot(weight.to(v.dtype), v, acc=acc, input_precision="ieee")
         top = new_top
+        column += BLOCK_N
+        slot = tl.load(slots + request * NODES + column, mask=column < NODES, other=0)
 
-    if WAIT_FOR_PREFIX:
-        tl.extra.cuda.gdc_wait()
-    raw = tl.load(prefix_lse + token * lse_token + head * lse_head, mask=live, other=float("-inf"))
-    lse = binary_lse(raw, LSE_IS_BINARY, EMPTY_IS_PLUS_INF)
+    # The length alone says whether there is a prefix; without one, its rows hold another slot's values.
+    lse = tl.where(length > 0, lse * LOG2_E, float("-inf"))
     both = tl.maximum(top, lse)
     both = tl.where(both == float("-inf"), 0.0, both)
     tree_weight = tl.exp2(top - both)
@@ -122,15 +117,9 @@ def tree_merge_kernel(
     norm = total * tree_weight + prefix_weight
     norm = tl.where(norm == 0.0, 1.0, norm)
 
-    prefix_row = prefix_out + token * prefix_token + head * prefix_head
-    # An empty prefix may hold anything, NaN too: it is not read.
-    prefix = tl.load(
-        prefix_row[:, None] + value[None, :],
-        mask=(live & (lse > float("-inf")))[:, None],
-        other=0.0,
-    ).to(tl.float32)
     tree_weight = tree_weight * value_scale / norm
     prefix_weight = prefix_weight / norm
+    prefix = tl.where(length > 0, prefix.to(tl.float32), 0.0)
     merged = acc * tree_weight[:, None] + prefix * prefix_weight[:, None]
     out_row = out + token * out_token + head * out_head
     tl.store(out_row[:, None] + value[None, :], merged.to(out.dtype.element_ty), mask=live[:, None])
