@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import triton
 
 from sglang_overlay.attention.kernels.tree_merge import tree_merge_kernel
 from sglang_overlay.attention.mask import words_for
@@ -21,18 +22,22 @@ _LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True, kw_only=True)
 class Tiles:
-    """Launch shape: (node, head) rows, tree columns and value columns per program; warps."""
+    """Launch shape of the kernel.
+
+    ``rows`` (node, head) pairs and ``values`` output columns per program; the 512 latent columns are
+    walked ``chunk`` at a time, ``stages`` of them in flight; ``warps`` per program.
+    """
 
     rows: int
-    columns: int
     values: int
+    chunk: int
     warps: int
+    stages: int = 1
 
 
 def choose_tiles(requests: int, nodes: int, heads: int) -> Tiles:
     """Return the tiles for a batch; a function of sizes that are fixed when a graph is captured."""
-    columns = 16 if nodes <= 16 else 32 if nodes <= 32 else 64
-    return Tiles(rows=16, columns=columns, values=LATENT_DIM, warps=4)
+    return Tiles(rows=16, values=LATENT_DIM, chunk=LATENT_DIM, warps=4)
 
 
 def merge_tree(
@@ -72,7 +77,7 @@ def merge_tree(
         query,
         cache,
         slots,
-        ancestors,
+        ancestors.view(torch.int32),
         lengths,
         prefix.out,
         prefix.lse,
@@ -82,7 +87,7 @@ def merge_tree(
         query.stride(0),
         query.stride(1),
         cache.stride(0),
-        ancestors.stride(0),
+        2 * ancestors.stride(0),
         prefix.out.stride(0),
         prefix.out.stride(1),
         prefix.lse.stride(0),
@@ -91,14 +96,15 @@ def merge_tree(
         out.stride(1),
         NODES=nodes,
         HEADS=heads,
-        WORDS=words,
+        HALF_WORDS=2 * words,
         LATENT=LATENT_DIM,
         ROPE=ROPE_DIM,
+        ROWS=tiles.rows,
+        COLUMNS=max(16, triton.next_power_of_2(nodes)),
         VALUES=tiles.values,
-        BLOCK_M=tiles.rows,
-        BLOCK_N=tiles.columns,
+        CHUNK=tiles.chunk,
         num_warps=tiles.warps,
-        num_stages=1,
+        num_stages=tiles.stages,
     )
 
 
