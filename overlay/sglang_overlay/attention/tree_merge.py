@@ -24,8 +24,8 @@ _LOG2_E = 1.4426950408889634
 class Tiles:
     """Launch shape of the kernel.
 
-    ``rows`` (node, head) pairs and ``values`` output columns per program; the 512 latent columns are
-    walked ``chunk`` at a time, ``stages`` of them in flight; ``warps`` per program.
+    ``rows`` (node, head) pairs and ``values`` output columns per program; wide dimensions are walked
+    ``chunk`` columns at a time, ``stages`` chunks in flight; ``warps`` per program.
     """
 
     rows: int
@@ -33,6 +33,13 @@ class Tiles:
     chunk: int
     warps: int
     stages: int = 1
+
+    def __post_init__(self) -> None:
+        if self.values % self.chunk or LATENT_DIM % self.values:
+            raise ValueError(
+                f"tiles: got values {self.values} and chunk {self.chunk}; needed chunk to divide values "
+                f"and values to divide {LATENT_DIM}"
+            )
 
 
 def choose_tiles(requests: int, nodes: int, heads: int) -> Tiles:

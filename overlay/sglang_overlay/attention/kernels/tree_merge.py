@@ -61,15 +61,28 @@ def tree_merge_kernel(
     query_row = query + token * query_token + head * query_head
     cache_row = cache + slot * cache_slot
 
+    # The prefix's first chunk travels while the scores are computed.
+    prefix_row = prefix_out + token * prefix_token + head * prefix_head
+    part = value_start + tl.arange(0, CHUNK)
+    prefix = tl.load(prefix_row[:, None] + part[None, :], mask=live[:, None], other=0.0)
+    lse = tl.load(prefix_lse + token * lse_token + head * lse_head, mask=live, other=0.0)
+    has_prefix = tl.load(lengths + request) > 0
+
     rope = LATENT + tl.arange(0, ROPE)
     q_rope = tl.load(query_row[:, None] + rope[None, :], mask=live[:, None], other=0.0)
     k_rope = tl.load(cache_row[:, None] + rope[None, :], mask=exists[:, None], other=0.0)
     score = tl.dot(q_rope, tl.trans(k_rope.to(q_rope.dtype)), input_precision="ieee")
-    for start in range(0, LATENT, CHUNK):
-        part = start + tl.arange(0, CHUNK)
+    if CHUNK == LATENT:
         q = tl.load(query_row[:, None] + part[None, :], mask=live[:, None], other=0.0)
         k = tl.load(cache_row[:, None] + part[None, :], mask=exists[:, None], other=0.0)
-        score = tl.dot(q, tl.trans(k.to(q.dtype)), acc=score, input_precision="ieee")
+        k = k.to(q.dtype)
+        score = tl.dot(q, tl.trans(k), acc=score, input_precision="ieee")
+    else:
+        for start in range(0, LATENT, CHUNK):
+            column_part = start + tl.arange(0, CHUNK)
+            q = tl.load(query_row[:, None] + column_part[None, :], mask=live[:, None], other=0.0)
+            k = tl.load(cache_row[:, None] + column_part[None, :], mask=exists[:, None], other=0.0)
+            score = tl.dot(q, tl.trans(k.to(q.dtype)), acc=score, input_precision="ieee")
 
     sees = tl.zeros([ROWS, COLUMNS], tl.int32)
     ancestors_row = ancestors + request * ancestors_request + node * HALF_WORDS
@@ -80,8 +93,6 @@ def tree_merge_kernel(
     score = tl.where(sees != 0, score * score_scale, float("-inf"))
 
     # The length alone says whether there is a prefix; without one, its rows hold another slot's values.
-    has_prefix = tl.load(lengths + request) > 0
-    lse = tl.load(prefix_lse + token * lse_token + head * lse_head, mask=live, other=0.0)
     lse = tl.where(has_prefix, lse * LOG2_E, float("-inf"))
     top = tl.maximum(tl.max(score, axis=1), lse)
     # A row with neither prefix nor bit has the maximum −inf and gives zeros, not NaN.
@@ -93,13 +104,16 @@ def tree_merge_kernel(
     prefix_weight *= norm
     weight = (weight * (norm * value_scale)[:, None]).to(query.dtype.element_ty)
 
-    prefix_row = prefix_out + token * prefix_token + head * prefix_head
     out_row = out + token * out_token + head * out_head
     for start in range(0, VALUES, CHUNK):
-        part = value_start + start + tl.arange(0, CHUNK)
-        v = tl.load(cache_row[:, None] + part[None, :], mask=exists[:, None], other=0.0)
-        prefix = tl.load(prefix_row[:, None] + part[None, :], mask=live[:, None], other=0.0)
+        if CHUNK == LATENT:
+            v = k
+        else:
+            v = tl.load(cache_row[:, None] + part[None, :], mask=exists[:, None], other=0.0)
         merged = tl.where(has_prefix, prefix.to(tl.float32), 0.0) * prefix_weight[:, None]
         merged = tl.dot(weight, v.to(weight.dtype), acc=merged, input_precision="ieee")
         merged = merged.to(out.dtype.element_ty)
         tl.store(out_row[:, None] + part[None, :], merged, mask=live[:, None])
+        part += CHUNK
+        more = live & (start + CHUNK < VALUES)
+        prefix = tl.load(prefix_row[:, None] + part[None, :], mask=more[:, None], other=0.0)
