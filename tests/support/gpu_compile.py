@@ -78,7 +78,18 @@ def compile_tree_merge(
     row = MockTensor(torch.bfloat16)
     cache = MockTensor(torch.float8_e4m3fn) if fp8 else row
     words = -(-nodes // 64)
-    strides = [heads * 576, 576, 576, 2 * nodes * words, heads * 512, 512, heads, 1, heads * 512, 512]
+    strides = [
+        heads * 576,
+        576,
+        576,
+        2 * nodes * words,
+        heads * 512,
+        512,
+        heads,
+        1,
+        heads * 512,
+        512,
+    ]
     compiled = tree_merge_kernel.warmup(
         row,
         cache,

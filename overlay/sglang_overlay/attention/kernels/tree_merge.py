@@ -61,38 +61,41 @@ def tree_merge_kernel(
     query_row = query + token * query_token + head * query_head
     cache_row = cache + slot * cache_slot
 
-    # The prefix's first chunk travels while the scores are computed.
+    # Whatever can be loaded before the first product is: its synchronisation would hold up the rest.
     prefix_row = prefix_out + token * prefix_token + head * prefix_head
     part = value_start + tl.arange(0, CHUNK)
+    rope = LATENT + tl.arange(0, ROPE)
+    q_rope = tl.load(query_row[:, None] + rope[None, :], mask=live[:, None], other=0.0)
     prefix = tl.load(prefix_row[:, None] + part[None, :], mask=live[:, None], other=0.0)
     lse = tl.load(prefix_lse + token * lse_token + head * lse_head, mask=live, other=0.0)
     has_prefix = tl.load(lengths + request) > 0
-
-    rope = LATENT + tl.arange(0, ROPE)
-    q_rope = tl.load(query_row[:, None] + rope[None, :], mask=live[:, None], other=0.0)
+    ancestors_row = ancestors + request * ancestors_request + node * HALF_WORDS
+    bits = tl.load(ancestors_row, mask=live, other=0)
     k_rope = tl.load(cache_row[:, None] + rope[None, :], mask=exists[:, None], other=0.0)
-    score = tl.dot(q_rope, tl.trans(k_rope.to(q_rope.dtype)), input_precision="ieee")
+
     if CHUNK == LATENT:
         q = tl.load(query_row[:, None] + part[None, :], mask=live[:, None], other=0.0)
         k = tl.load(cache_row[:, None] + part[None, :], mask=exists[:, None], other=0.0)
         k = k.to(q.dtype)
-        score = tl.dot(q, tl.trans(k), acc=score, input_precision="ieee")
+        score = tl.dot(q, tl.trans(k), input_precision="ieee")
     else:
+        score = tl.zeros([ROWS, COLUMNS], tl.float32)
         for start in range(0, LATENT, CHUNK):
-            column_part = start + tl.arange(0, CHUNK)
-            q = tl.load(query_row[:, None] + column_part[None, :], mask=live[:, None], other=0.0)
-            k = tl.load(cache_row[:, None] + column_part[None, :], mask=exists[:, None], other=0.0)
+            latent = start + tl.arange(0, CHUNK)
+            q = tl.load(query_row[:, None] + latent[None, :], mask=live[:, None], other=0.0)
+            k = tl.load(cache_row[:, None] + latent[None, :], mask=exists[:, None], other=0.0)
             score = tl.dot(q, tl.trans(k.to(q.dtype)), acc=score, input_precision="ieee")
+    score = tl.dot(q_rope, tl.trans(k_rope.to(q_rope.dtype)), acc=score, input_precision="ieee")
 
     sees = tl.zeros([ROWS, COLUMNS], tl.int32)
-    ancestors_row = ancestors + request * ancestors_request + node * HALF_WORDS
     for word in tl.static_range(0, (NODES + 31) // 32):
-        bits = tl.load(ancestors_row + word, mask=live, other=0)
         own = (column // 32 == word)[None, :]
         sees |= tl.where(own, (bits[:, None] >> (column % 32)[None, :]) & 1, 0)
+        bits = tl.load(ancestors_row + word + 1, mask=live & (word + 1 < HALF_WORDS), other=0)
     score = tl.where(sees != 0, score * score_scale, float("-inf"))
 
-    # The length alone says whether there is a prefix; without one, its rows hold another slot's values.
+    # The length alone says whether there is a prefix; without one, its rows hold another slot's
+    # values.
     lse = tl.where(has_prefix, lse * LOG2_E, float("-inf"))
     top = tl.maximum(tl.max(score, axis=1), lse)
     # A row with neither prefix nor bit has the maximum −inf and gives zeros, not NaN.
