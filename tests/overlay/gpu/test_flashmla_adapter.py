@@ -135,6 +135,7 @@ def test_full_mask_on_the_gpu_gives_what_parents_give() -> None:
     assert torch.equal(attend(adapter_for(70, torch.bfloat16), case), from_parents)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_nothing_synchronises() -> None:
     case = case_for([100, 3], ["random", "star"], 16, 8)
     adapter = adapter_for(16, torch.bfloat16)
