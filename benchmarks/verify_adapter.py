@@ -73,6 +73,13 @@ SHAPES = [
 ]
 FP8_SHAPES = SHAPES[:9]
 ROUNDS = 12
+FLOOR_NOTE = [
+    "What is missing to the floor is FlashMLA's own gap first (chain against floor): short contexts",
+    "are the latency of its two kernels (about 25 µs at 8k), long or wide ones run at 75 to 83 %, at",
+    "the clock that sustained load leaves. The tree kernel adds the rest: it reads queries and prefix",
+    "outputs once more and rewrites them. fp8 floors take arithmetic at twice the rate of bf16.",
+    "Single eager calls are bound by Python at short contexts (`*_eager` in the JSON): use graphs.",
+]
 _HELD: list[object] = []
 
 
@@ -306,11 +313,7 @@ def markdown(info: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         "",
         "Times in ms, medians. adapter / chain must be ≤ 1.10, or the difference ≤ 6 µs.",
         "",
-        "What is missing to the floor is FlashMLA's own gap first (chain against floor): short",
-        "contexts are two kernels' latency (split and combine, about 25 µs at 8k), long or wide ones run",
-        "at 75 to 83 %, under the clock that sustained load leaves. The tree kernel adds the rest: it",
-        "reads queries and prefix outputs once more and rewrites them. fp8 floors assume that arithmetic",
-        "is twice as fast as bf16.",
+        *FLOOR_NOTE,
         "",
         "| bs | context | heads | tree | KV | floor | chain | adapter | adapter / chain | extra µs "
         "| holds | floor / adapter | stock | stock / adapter | metadata µs |",
