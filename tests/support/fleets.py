@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -249,6 +249,53 @@ class Fleet:
         )
         return Ended(code=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
+    def tool(self, *words: str, **changes: object) -> Ended:
+        """Run ``fleet COMMAND`` with the hosts file, with ``changes`` to the defaults of all."""
+        defaults = {
+            "python": PYTHON,
+            "require": [],
+            "skip": ["import", "gpu"],
+            "drain_limit": 5,
+            "ready_limit": 5,
+            **changes,
+        }
+        top = {
+            "bundle": str(self.bundle),
+            "allowed_signers": "allowed_signers",
+            "signer": SIGNER,
+            "golden": "golden.json",
+            "ssh": ["-F", str(self.folder / "ssh_config")],
+            **{key: defaults.pop(key) for key in ("previous_bundle",) if key in defaults},
+        }
+        tables = {"defaults": defaults, **{f"hosts.{h.name}": self._entry(h) for h in self.hosts}}
+        lines = [f"{key} = {json.dumps(value)}" for key, value in top.items()]
+        for name, table in tables.items():
+            lines += [f"[{name}]", *(f"{key} = {json.dumps(v)}" for key, v in table.items())]
+        path = self.folder / "hosts.toml"
+        path.write_text("\n".join(lines) + "\n")
+        done = subprocess.run(
+            [sys.executable, str(COLLECTIONS), words[0], "--hosts", str(path), *words[1:]],
+            env=self.environment,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=400,
+        )
+        return Ended(code=done.returncode, stdout=done.stdout, stderr=done.stderr)
+
+    def _entry(self, host: Host) -> dict[str, object]:
+        return {
+            "target": str(host.site),
+            "group": self.groups.get(host.name, host.name),
+            "server_url": host.url,
+            "stop": f"{host.service} stop",
+            "start": f"{host.service} start",
+            "router_remove": f"{self.folder}/router remove {host.name}",
+            "router_add": f"{self.folder}/router add {host.name}",
+            "journal_folder": str(host.root / "journal"),
+        }
+
     def states(self) -> dict[str, str]:
         """Return the state of each host's tree, as its bundle tells it."""
         return {host.name: str(self.ask(host, "status")["state_after"]) for host in self.hosts}
@@ -389,8 +436,3 @@ def _sshd() -> str:
     found = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
     assert found, "sshd is not installed: apt-get install openssh-server"
     return found
-
-
-def fleet_words(words: Sequence[str]) -> list[str]:
-    """Return the command line of the fleet's own tool."""
-    return [sys.executable, str(COLLECTIONS), *words]
