@@ -55,9 +55,7 @@ def look(order: Order) -> dict[str, Any]:
 def begin(order: Order) -> dict[str, Any]:
     """Open the journal."""
     before, kept = order["before"], _journal(order)
-    opened = kept.open(
-        order["run"], before, lease=order["lease"], take_over=order["take_over"]
-    )
+    opened = kept.open(order["run"], before, lease=order["lease"], take_over=order["take_over"])
     return {"journal": opened}
 
 

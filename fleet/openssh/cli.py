@@ -7,12 +7,14 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 from ansible_collections.ddtree.sglang_overlay.plugins.module_utils import server
 from ansible_collections.ddtree.sglang_overlay.plugins.plugin_utils import signature
+
 from openssh import hosts, report
 from openssh.hosts import Fleet
 from openssh.rollout import Course, Rollout
@@ -23,7 +25,10 @@ _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 96}
 
 @click.group(context_settings=_HELP)
 def main() -> None:
-    """Look at, change and report a fleet over OpenSSH. Exit code 1: something was refused or failed."""
+    """Look at, change and report a fleet over OpenSSH.
+
+    Exit code 1: something was refused or failed, and where it failed the rollout stopped.
+    """
 
 
 @main.command()
@@ -39,7 +44,7 @@ def sign(bundle: Path, key: Path) -> None:
 @click.option("--prompts", required=True, type=click.File(), help="One prompt a line.")
 @click.option("--out", required=True, type=click.Path(path_type=Path))
 @click.option("--max-new-tokens", default=32, show_default=True)
-def record(url: str, prompts: click.utils.LazyFile, out: Path, max_new_tokens: int) -> None:
+def record(url: str, prompts: Iterable[str], out: Path, max_new_tokens: int) -> None:
     """Ask the stock server at URL and keep the prompts that it answers alike every time."""
     lines = [line.strip() for line in prompts if line.strip()]
     sampling = {"temperature": 0, "max_new_tokens": max_new_tokens}
@@ -54,15 +59,19 @@ def record(url: str, prompts: click.utils.LazyFile, out: Path, max_new_tokens: i
     click.echo(f"{len(golden['answers'])} of {len(lines)} prompts are answered alike every time")
 
 
-def _common(command: click.Command) -> click.Command:
+def _common(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that every command on hosts has."""
     for option in (
         click.option("--hosts", "path", required=True, type=click.Path(path_type=Path)),
         click.option("--limit", default="", help="Only these hosts, separated by commas."),
-        click.option("--json", "as_json", type=click.Path(path_type=Path), help="Write the report."),
-        click.option("--html", "as_html", type=click.Path(path_type=Path), help="The same as a page."),
+        click.option(
+            "--json", "as_json", type=click.Path(path_type=Path), help="Write the report."
+        ),
+        click.option(
+            "--html", "as_html", type=click.Path(path_type=Path), help="The same as a page."
+        ),
     ):
-        command = option(command)  # type: ignore[assignment]
+        command = option(command)
     return command
 
 

@@ -89,9 +89,10 @@ def _notes(host: Mapping[str, Any]) -> list[str]:
 
 _STYLE = """
 :root { color-scheme: light dark; }
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; padding: 0 1rem; }
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; }
 table { border-collapse: collapse; width: 100%; }
-th, td { text-align: left; padding: .4rem .7rem; border-bottom: 1px solid #8884; vertical-align: top; }
+body { padding: 0 1rem; }
+th, td { text-align: left; padding: .4rem .7rem; border-bottom: 1px solid #8884; }
 th { font-weight: 600; border-bottom-width: 2px; }
 .good { color: #18794e; } .bad { color: #c62a2f; font-weight: 600; }
 @media (prefers-color-scheme: dark) { .good { color: #4cc38a; } .bad { color: #ff8f8f; } }

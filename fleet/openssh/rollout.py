@@ -7,9 +7,11 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ansible_collections.ddtree.sglang_overlay.plugins.module_utils import waves
+
 from openssh.hosts import Fleet, Host
 from openssh.transport import Bundle, Lost, send
 
@@ -63,8 +65,7 @@ class Rollout:
         return True
 
     def _look(self, course: Course, *, plan: bool) -> None:
-        goal = {"plan": self.goal} if plan else {}
-        answer = self._order(course, "look", **goal)
+        answer = self._order(course, "look", plan=self.goal if plan else None)
         if answer is None:
             return
         course.seen = dict(answer)
@@ -83,7 +84,7 @@ class Rollout:
         else:
             phases = PHASES
         for phase in phases:
-            went_well = _each(group, lambda course, phase=phase: self._step(course, phase))
+            went_well = _each(group, partial(self._step, phase))
             if not all(went_well):
                 self._roll_back(group)
                 return False
@@ -92,7 +93,7 @@ class Rollout:
             self.tell(course, "")
         return True
 
-    def _step(self, course: Course, phase: str) -> bool:
+    def _step(self, phase: str, course: Course) -> bool:
         host = course.host
         self.tell(course, phase)
         if phase == "drain" and not self._router(course, host.router_remove):
@@ -110,9 +111,9 @@ class Rollout:
         return True
 
     def _roll_back(self, group: Sequence[Course]) -> None:
-        reachable = [c for c in group if c.begun and c.result != "lost"]
         if self.goal != "patched":
-            return
+            return  # what is half reverted is finished by the next run
+        reachable = [c for c in group if c.begun and c.result != "lost"]
         # Together again: a server of several nodes only comes up when all of them start.
         for step in (self._restore, self._serve_again):
             went_well = _each(reachable, step)
@@ -187,12 +188,16 @@ class Rollout:
 
     def _fail(self, course: Course, result: str, message: str) -> None:
         course.result = result
-        course.message = f"{course.message}; {message}" if course.message not in message else message
+        course.message = (
+            f"{course.message}; {message}" if course.message not in message else message
+        )
         self.tell(course, "")
 
 
-_COPIED = ("api_key", "stop", "start", "drain_limit", "ready_limit", "lease", "journal_folder")
-_COPIED += ("require", "skip")
+_COPIED = (
+    *("api_key", "stop", "start", "drain_limit", "ready_limit", "lease"),
+    *("journal_folder", "require", "skip"),
+)
 
 
 def _pending(course: Course) -> bool:

@@ -238,8 +238,8 @@ class Fleet:
     def play(self, book: str, *words: str, **changes: object) -> Ended:
         """Run a playbook of the collection with ansible-playbook."""
         done = subprocess.run(
-            [Path(sys.executable).with_name("ansible-playbook"), f"ddtree.sglang_overlay.{book}"]
-            + ["-i", str(self.inventory(**changes)), *words],
+            [str(Path(sys.executable).with_name("ansible-playbook"))]
+            + [f"ddtree.sglang_overlay.{book}", "-i", str(self.inventory(**changes)), *words],
             env=self.environment,
             cwd=self.folder,
             capture_output=True,

@@ -6,7 +6,8 @@ made from the prompt. Faults are told to it in a JSON file:
 
     dead: it ends at once.              slow: /health says 503 for so many seconds.
     wrong: so many prompts are answered otherwise.   running: requests that run until it is 0.
-    patched: the faults above but ``running`` only show when it started with the overlay.
+    patched: the faults above but ``running`` only show when it started with the overlay;
+    newer: with an overlay that is not 0.0.9.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def main() -> None:
 
     def faults() -> dict[str, Any]:
         found: dict[str, Any] = json.loads(told.read_text()) if told.exists() else {}
-        if found.get("patched") and not loaded:
+        version = loaded["overlay"] if loaded else None
+        spared = {"patched": (None,), "newer": (None, "0.0.9")}
+        if any(found.get(key) and version in spared[key] for key in spared):
             return {"running": found.get("running", 0)}
         return found
 

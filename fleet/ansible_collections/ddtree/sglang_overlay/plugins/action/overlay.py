@@ -18,7 +18,7 @@ from ansible_collections.ddtree.sglang_overlay.plugins.plugin_utils.signature im
 )
 
 
-class ActionModule(ActionBase):
+class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible has no types
     """Run the module of the same name with the verified bundle's place and hash."""
 
     _supports_check_mode = True

@@ -31,7 +31,8 @@ def divide(groups: Sequence[Group], waves: Sequence[str | int]) -> list[list[Gro
     sizes = [_size(wave, len(groups)) for wave in waves]
     if not sizes:
         raise ValueError("no wave sizes were given; the default is 1, 10%, 100%")
-    divided, taken = [], 0
+    divided: list[list[Group]] = []
+    taken = 0
     while taken < len(groups):
         size = sizes[min(len(divided), len(sizes) - 1)]
         divided.append(list(groups[taken : taken + size]))
