@@ -145,8 +145,7 @@ def test_a_bundle_that_is_not_rightly_signed_is_refused(tmp_path: Path, how: str
         elif how == "unsigned":
             fleet.bundle.with_name(f"{fleet.bundle.name}.sig").unlink()
         else:
-            (tmp_path / "release_key").write_bytes((tmp_path / "client_key").read_bytes())
-            fleets.sign(fleet.bundle, tmp_path)
+            fleets.sign(fleet.bundle, tmp_path, key="client_key")
         ended = fleet.tool("apply")
         assert ended.code == 1
         told = "no signature" if how == "unsigned" else "is refused"

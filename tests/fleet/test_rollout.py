@@ -195,8 +195,7 @@ def test_a_bundle_that_is_not_rightly_signed_is_refused(hosts: Fleet, how: str) 
     elif how == "unsigned":
         signature.unlink()
     else:
-        (hosts.folder / "release_key").write_bytes((hosts.folder / "client_key").read_bytes())
-        fleets.sign(hosts.bundle, hosts.folder)
+        fleets.sign(hosts.bundle, hosts.folder, key="client_key")
     ended = hosts.play("rollout")
     assert ended.code != 0
     assert ("no signature" if how == "unsigned" else "is refused") in ended.stdout, ended.told

@@ -249,8 +249,8 @@ class Fleet:
         )
         return Ended(code=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
-    def tool(self, *words: str, **changes: object) -> Ended:
-        """Run ``fleet COMMAND`` with the hosts file, with ``changes`` to the defaults of all."""
+    def hosts_file(self, **changes: object) -> Path:
+        """Write the hosts file, with ``changes`` to the defaults of all, and return it."""
         defaults = {
             "python": PYTHON,
             "require": [],
@@ -273,8 +273,13 @@ class Fleet:
             lines += [f"[{name}]", *(f"{key} = {json.dumps(v)}" for key, v in table.items())]
         path = self.folder / "hosts.toml"
         path.write_text("\n".join(lines) + "\n")
+        return path
+
+    def tool(self, *words: str, **changes: object) -> Ended:
+        """Run ``fleet COMMAND`` on the hosts."""
         done = subprocess.run(
-            [sys.executable, str(COLLECTIONS), words[0], "--hosts", str(path), *words[1:]],
+            [sys.executable, str(COLLECTIONS), words[0], "--hosts", str(self.hosts_file(**changes))]
+            + [*words[1:]],
             env=self.environment,
             cwd=self.folder,
             capture_output=True,
@@ -318,11 +323,11 @@ class Fleet:
         return log.read_text().splitlines() if log.exists() else []
 
 
-def sign(bundle: Path, folder: Path) -> None:
-    """Sign ``bundle`` with the fleet's release key."""
+def sign(bundle: Path, folder: Path, *, key: str = "release_key") -> None:
+    """Sign ``bundle`` with a key of the fleet: the release key, or one that nobody allowed."""
     signature = bundle.with_name(f"{bundle.name}.sig")
     signature.unlink(missing_ok=True)
-    _keygen("-Y", "sign", "-f", str(folder / "release_key"), "-n", "sglang-overlay", str(bundle))
+    _keygen("-Y", "sign", "-f", str(folder / key), "-n", "sglang-overlay", str(bundle))
 
 
 @contextmanager
