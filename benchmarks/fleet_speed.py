@@ -73,15 +73,16 @@ def _emptied(folder: Path) -> Path:
 def main() -> None:
     """Measure each size and write the results."""
     sizes = [int(word) for word in sys.argv[1:]] or list(SIZES)
+    runs: list[dict[str, float]] = []
     document = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}",
         "python": platform.python_version(),
-        "runs": [],
+        "runs": runs,
     }
     for size in sizes:
-        document["runs"].append(measure(size))
-        print(json.dumps(document["runs"][-1]))
+        runs.append(measure(size))
+        print(json.dumps(runs[-1]))
         RESULTS.parent.mkdir(parents=True, exist_ok=True)
         RESULTS.write_text(json.dumps(document, indent=1) + "\n")
 

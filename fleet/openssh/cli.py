@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import secrets
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from ansible_collections.ddtree.sglang_overlay.plugins.module_utils import serve
 from ansible_collections.ddtree.sglang_overlay.plugins.plugin_utils import signature
 
 from openssh import hosts, report
+from openssh.board import Board
 from openssh.hosts import Fleet
 from openssh.rollout import Course, Rollout
 from openssh.transport import Bundle
@@ -154,12 +154,6 @@ def _prepare(path: Path, limit: str, goal: str, *, take_over: bool) -> tuple[lis
         previous = _verified(fleet, fleet.previous_bundle) if fleet.previous_bundle else None
     except (hosts.HostsFault, signature.SignatureFault) as fault:
         raise click.ClickException(str(fault)) from fault
-    lock = threading.Lock()
-
-    def tell(course: Course, phase: str) -> None:
-        with lock:
-            click.echo(f"{course.host.name}: {phase or course.result} {course.message}".rstrip())
-
     run = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}-{secrets.token_hex(3)}"
     rollout = Rollout(
         fleet=fleet,
@@ -168,7 +162,7 @@ def _prepare(path: Path, limit: str, goal: str, *, take_over: bool) -> tuple[lis
         goal=goal,
         run=run,
         take_over=take_over,
-        tell=tell,
+        tell=Board(chosen, sys.stdout).tell,
     )
     return chosen, rollout
 

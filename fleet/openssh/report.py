@@ -23,7 +23,6 @@ def _entry(course: Course) -> dict[str, Any]:
     overlay = seen.get("overlay", {})
     identities = [one for one in seen.get("identities", []) if one]
     state = overlay.get("state_after")
-    checks = seen.get("verify", {}).get("checks", [])
     return {
         "host": course.host.name,
         "group": course.host.group,
@@ -32,14 +31,21 @@ def _entry(course: Course) -> dict[str, Any]:
         "state": state,
         "live": _live(seen),
         "verify_path": identities[0].get("verify_path") if identities else None,
-        "stale": [
-            check["message"]
-            for check in checks
-            if check["name"] == "processes" and check["status"] == "failed"
-        ],
+        "stale": _stale(seen),
         "result": course.result,
         "message": course.message,
     }
+
+
+def _stale(seen: Mapping[str, Any]) -> list[str] | None:
+    """Return which processes run older code than the disk's; None where it is not known."""
+    if "verify" not in seen:
+        return None
+    return [
+        check["message"]
+        for check in seen["verify"]["checks"]
+        if check["name"] == "processes" and check["status"] == "failed"
+    ]
 
 
 def _live(seen: Mapping[str, Any]) -> str | None:
@@ -64,7 +70,7 @@ def rows(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
             host["state"] or "unknown",
             host["live"] or "–",
             host["verify_path"] or "–",
-            "yes" if host["stale"] else "no",
+            "–" if host["stale"] is None else "yes" if host["stale"] else "no",
             host["result"],
         )
         for host in report["hosts"]
@@ -84,7 +90,7 @@ def to_text(report: Mapping[str, Any]) -> str:
 
 
 def _notes(host: Mapping[str, Any]) -> list[str]:
-    return [note for note in (host["message"], *host["stale"]) if note]
+    return [note for note in (host["message"], *(host["stale"] or ())) if note]
 
 
 _STYLE = """

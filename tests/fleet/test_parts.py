@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from ansible_collections.ddtree.sglang_overlay.plugins.module_utils import (
     waves,
 )
 from openssh import hosts, report
+from openssh.board import Board
 from openssh.rollout import Course
 
 from tests.support.sites import patched_site
@@ -182,6 +184,25 @@ def test_a_hosts_file(tmp_path: Path) -> None:
         ("b", "b", "/t"),
     ]
     assert fleet.bundle == tmp_path / "b"
+
+
+class Terminal(io.StringIO):
+    """A stream that calls itself a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_board_redraws_its_lines_in_a_terminal() -> None:
+    courses = [Course(host=hosts.Host(name=n, target="/t", group=n)) for n in ("a", "bb")]
+    terminal, pipe = Terminal(), io.StringIO()
+    for stream in (terminal, pipe):
+        board = Board(courses, stream)
+        board.tell(courses[0], "drain")
+        board.tell(courses[1], "gate")
+    screen = terminal.getvalue().replace("\x1b[2K", "")
+    assert screen == "a   drain\nbb  \n\x1b[2Aa   drain\nbb  gate\n"
+    assert pipe.getvalue() == "a: drain\nbb: gate\n"
 
 
 def test_the_page_escapes_what_hosts_say() -> None:
