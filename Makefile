@@ -2,6 +2,7 @@
 PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
+COLLECTION := fleet/ansible_collections/ddtree/sglang_overlay
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-full lint type format bench bundle manifests clean
@@ -27,10 +28,12 @@ test: lint  ## lint, types and every test that CI runs
 test-full: lint  ## the long runs too (kills, write errors, property tests at full size)
 	$(BIN)/python -m pytest -m "not gpu"
 
-lint: $(VENV)/.test  ## ruff and mypy (strict)
+lint: $(VENV)/.test  ## ruff, mypy (strict) and ansible-lint (production)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	cd $(COLLECTION) && PATH=$(CURDIR)/$(BIN):$$PATH HOME=$(CURDIR)/.cache/ansible-home \
+	  ANSIBLE_COLLECTIONS_PATH=$(CURDIR)/fleet ansible-lint --offline --profile production -q .
 
 format: $(VENV)/.test  ## let ruff format the tree
 	$(BIN)/ruff format .

@@ -1,0 +1,197 @@
+"""The command line: options → one call → table, JSON, HTML → exit code."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from ansible_collections.ddtree.sglang_overlay.plugins.module_utils import server
+from ansible_collections.ddtree.sglang_overlay.plugins.plugin_utils import signature
+
+from openssh import hosts, report
+from openssh.board import Board
+from openssh.hosts import Fleet
+from openssh.rollout import Course, Rollout
+from openssh.transport import Bundle
+
+_HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 96}
+
+
+@click.group(context_settings=_HELP)
+def main() -> None:
+    """Look at, change and report a fleet over OpenSSH.
+
+    Exit code 1: something was refused or failed, and where it failed the rollout stopped.
+    """
+
+
+@main.command()
+@click.argument("bundle", type=click.Path(exists=True, path_type=Path))
+@click.option("--key", required=True, type=click.Path(exists=True, path_type=Path))
+def sign(bundle: Path, key: Path) -> None:
+    """Sign BUNDLE with the private KEY: writes BUNDLE.sig."""
+    click.echo(f"wrote {signature.sign(bundle, key)}")
+
+
+@main.command()
+@click.argument("url")
+@click.option("--prompts", required=True, type=click.File(), help="One prompt a line.")
+@click.option("--out", required=True, type=click.Path(path_type=Path))
+@click.option("--max-new-tokens", default=32, show_default=True)
+def record(url: str, prompts: Iterable[str], out: Path, max_new_tokens: int) -> None:
+    """Ask the stock server at URL and keep the prompts that it answers alike every time."""
+    lines = [line.strip() for line in prompts if line.strip()]
+    sampling = {"temperature": 0, "max_new_tokens": max_new_tokens}
+    live = server.Server(url.rstrip("/"))
+    try:
+        if any(live.identities()):
+            raise click.ClickException(f"{url} runs the overlay; record from a stock server")
+        golden = server.record(live, lines, sampling)
+    except server.ServerFault as fault:
+        raise click.ClickException(str(fault)) from fault
+    out.write_text(json.dumps(golden, indent=1) + "\n")
+    click.echo(f"{len(golden['answers'])} of {len(lines)} prompts are answered alike every time")
+
+
+def _common(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that every command on hosts has."""
+    for option in (
+        click.option("--hosts", "path", required=True, type=click.Path(path_type=Path)),
+        click.option("--limit", default="", help="Only these hosts, separated by commas."),
+        click.option(
+            "--json", "as_json", type=click.Path(path_type=Path), help="Write the report."
+        ),
+        click.option(
+            "--html", "as_html", type=click.Path(path_type=Path), help="The same as a page."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@main.command()
+@_common
+def status(path: Path, limit: str, as_json: Path | None, as_html: Path | None) -> None:
+    """Say what every host is; changes nothing."""
+    courses, rollout = _prepare(path, limit, "patched", take_over=False)
+    good = rollout.look(courses, plan=False)
+    for course in courses:
+        course.result = "seen" if course.result == "untouched" else course.result
+    _tell("status", rollout.run, courses, as_json, as_html)
+    sys.exit(0 if good else 1)
+
+
+@main.command()
+@_common
+@click.option("--check", is_flag=True, help="Look and plan only.")
+@click.option("--take-over", is_flag=True, help="Go on where a dead run's lease has not ended.")
+def apply(
+    path: Path,
+    limit: str,
+    as_json: Path | None,
+    as_html: Path | None,
+    check: bool,
+    take_over: bool,
+) -> None:
+    """Roll the overlay out, wave by wave; a failed server group is rolled back and ends it."""
+    _change("apply", "patched", path, limit, as_json, as_html, check, take_over)
+
+
+@main.command()
+@_common
+@click.option("--check", is_flag=True, help="Look and plan only.")
+@click.option("--take-over", is_flag=True, help="Go on where a dead run's lease has not ended.")
+def revert(
+    path: Path,
+    limit: str,
+    as_json: Path | None,
+    as_html: Path | None,
+    check: bool,
+    take_over: bool,
+) -> None:
+    """Take the overlay off, wave by wave."""
+    _change("revert", "pristine", path, limit, as_json, as_html, check, take_over)
+
+
+def _change(
+    command: str,
+    goal: str,
+    path: Path,
+    limit: str,
+    as_json: Path | None,
+    as_html: Path | None,
+    check: bool,
+    take_over: bool,
+) -> None:
+    courses, rollout = _prepare(path, limit, goal, take_over=take_over)
+    if rollout.fleet.golden is None:
+        raise click.ClickException(f"{path} names no golden answers; see `fleet record`")
+    good = rollout.look(courses, plan=True)
+    if good and check:
+        for course in courses:
+            course.result = "would change" if course.seen["plan"]["changed"] else "unchanged"
+    elif good:
+        good = rollout.carry_out(courses)
+        kept = {id(course): (course.result, course.message) for course in courses}
+        rollout.look([course for course in courses if course.result != "lost"], plan=False)
+        for course in courses:
+            course.result, course.message = kept[id(course)]
+    _tell(command, rollout.run, courses, as_json, as_html)
+    sys.exit(0 if good else 1)
+
+
+def _prepare(path: Path, limit: str, goal: str, *, take_over: bool) -> tuple[list[Course], Rollout]:
+    try:
+        fleet = hosts.read(path)
+        chosen = _choose(fleet, limit)
+        bundle = _verified(fleet, fleet.bundle)
+        previous = _verified(fleet, fleet.previous_bundle) if fleet.previous_bundle else None
+    except (hosts.HostsFault, signature.SignatureFault) as fault:
+        raise click.ClickException(str(fault)) from fault
+    run = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}-{secrets.token_hex(3)}"
+    rollout = Rollout(
+        fleet=fleet,
+        bundle=bundle,
+        previous=previous,
+        goal=goal,
+        run=run,
+        take_over=take_over,
+        tell=Board(chosen, sys.stdout).tell,
+    )
+    return chosen, rollout
+
+
+def _choose(fleet: Fleet, limit: str) -> list[Course]:
+    names = set(filter(None, limit.split(",")))
+    chosen = [host for host in fleet.hosts if not names or host.name in names]
+    if unknown := sorted(names - {host.name for host in fleet.hosts}):
+        raise hosts.HostsFault(f"--limit names no host of the list: {', '.join(unknown)}")
+    groups = {host.group for host in chosen}
+    left_out = [h.name for h in fleet.hosts if h.group in groups and h not in chosen]
+    if left_out:
+        raise hosts.HostsFault(f"hosts of one group move together; add {', '.join(left_out)}")
+    return [Course(host=host) for host in chosen]
+
+
+def _verified(fleet: Fleet, path: Path) -> Bundle:
+    content, sha256 = signature.verified(
+        path, allowed_signers=fleet.allowed_signers, signer=fleet.signer
+    )
+    return Bundle(content=content, sha256=sha256)
+
+
+def _tell(
+    command: str, run: str, courses: Sequence[Course], as_json: Path | None, as_html: Path | None
+) -> None:
+    told = report.to_json(command, run, courses)
+    click.echo(report.to_text(told))
+    if as_json:
+        as_json.write_text(json.dumps(told, indent=1) + "\n")
+    if as_html:
+        as_html.write_text(report.to_html(told))

@@ -1,0 +1,214 @@
+"""The canary's rule: look at all, change wave by wave, bring a failed group back, then stop."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from ansible_collections.ddtree.sglang_overlay.plugins.module_utils import waves
+
+from openssh.hosts import Fleet, Host
+from openssh.transport import Bundle, Lost, send
+
+_AT_ONCE = 16
+# After each of these all hosts of a group wait for each other.
+PHASES = ("begin", "drain", "stop", "change", "verify", "start", "gate", "finish")
+
+Answer = Mapping[str, Any]
+
+
+@dataclass(kw_only=True)
+class Course:
+    """How one host fared: ``result`` in a word, ``message`` why, ``seen`` what it was found as."""
+
+    host: Host
+    result: str = "untouched"
+    message: str = ""
+    seen: dict[str, Any] = field(default_factory=dict)
+    before: dict[str, Any] = field(default_factory=dict)
+    begun: bool = False
+    stopped: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """One run: what is rolled out, to which state, and whom to tell of every step."""
+
+    fleet: Fleet
+    bundle: Bundle
+    previous: Bundle | None
+    goal: str
+    run: str
+    take_over: bool
+    tell: Callable[[Course, str], None]
+
+    def look(self, courses: Sequence[Course], *, plan: bool) -> bool:
+        """Look at all hosts; return whether a rollout may begin."""
+        _each(courses, lambda course: self._look(course, plan=plan))
+        return all(course.result == "untouched" for course in courses)
+
+    def carry_out(self, courses: Sequence[Course]) -> bool:
+        """Change the hosts, wave by wave; return whether all went well."""
+        by_name = {course.host.name: course for course in courses}
+        names = waves.by_group(list(by_name), {n: c.host.group for n, c in by_name.items()})
+        groups = [[by_name[name] for name in group] for group in names]
+        for wave in waves.divide(groups, self.fleet.waves):
+            with ThreadPoolExecutor(_AT_ONCE) as pool:
+                went_well = list(pool.map(self._change_group, wave))
+            if not all(went_well):
+                return False
+        return True
+
+    def _look(self, course: Course, *, plan: bool) -> None:
+        answer = self._order(course, "look", plan=self.goal if plan else None)
+        if answer is None:
+            return
+        course.seen = dict(answer)
+        if plan and self.goal == "patched" and not answer["journal"]:
+            state = answer["overlay"]["state_after"]
+            if answer.get("ready") is False:
+                self._fail(course, "refused", f"{course.host.server_url} is not healthy")
+            elif state == "outdated" and not self.previous:
+                self._fail(course, "refused", "outdated: set previous_bundle, to be able to undo")
+            elif state not in ("pristine", "patched", "interrupted", "outdated"):
+                self._fail(course, "refused", f"{state}: revert this host first")
+
+    def _change_group(self, group: Sequence[Course]) -> bool:
+        if not any(_pending(course) for course in group):
+            phases: Iterable[str] = ("verify", "gate")
+        else:
+            phases = PHASES
+        for phase in phases:
+            went_well = _each(group, partial(self._step, phase))
+            if not all(went_well):
+                self._roll_back(group)
+                return False
+        for course in group:
+            course.result = "done" if course.begun else "unchanged"
+            self.tell(course, "")
+        return True
+
+    def _step(self, phase: str, course: Course) -> bool:
+        host = course.host
+        self.tell(course, phase)
+        if phase == "drain" and not self._router(course, host.router_remove):
+            return False
+        if phase == "finish" and not self._router(course, host.router_add):
+            return False
+        if phase == "stop":
+            course.stopped = True
+        before = {"state": course.seen["overlay"]["state_after"]}
+        answer = self._order(course, phase, state=self.goal, before=before)
+        if answer is None:
+            return False
+        if "journal" in answer:
+            course.begun, course.before = True, answer["journal"]["before"]
+        return True
+
+    def _roll_back(self, group: Sequence[Course]) -> None:
+        if self.goal != "patched":
+            return  # what is half reverted is finished by the next run
+        reachable = [c for c in group if c.begun and c.result != "lost"]
+        # Together again: a server of several nodes only comes up when all of them start.
+        for step in (self._restore, self._serve_again):
+            went_well = _each(reachable, step)
+            reachable = [c for c, good in zip(reachable, went_well, strict=True) if good]
+        for course in group:
+            if course in reachable:
+                self._fail(course, "rolled back", course.message or "a peer failed")
+            elif course.begun and course.result != "lost":
+                self._fail(course, "out of service", course.message)
+
+    def _restore(self, course: Course) -> bool:
+        self.tell(course, "rollback")
+        if not course.stopped:
+            return True
+        outdated = course.before["state"] == "outdated"
+        state = "patched" if course.before["state"] in ("patched", "outdated") else "pristine"
+        interrupted = course.before["state"] == "interrupted"
+        answer = self._order(
+            course,
+            "restore",
+            bundle=self.previous if outdated else self.bundle,
+            state=state,
+            allow_downgrade=outdated,
+            digest=None if interrupted else course.before.get("digest"),
+        )
+        return answer is not None
+
+    def _serve_again(self, course: Course) -> bool:
+        return (
+            self._order(course, "gate") is not None
+            and self._router(course, course.host.router_add)
+            and self._order(course, "finish") is not None
+        )
+
+    def _router(self, course: Course, command: str) -> bool:
+        if not command:
+            return True
+        done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)  # noqa: S602
+        if done.returncode != 0:
+            self._fail(course, "failed", f"{command!r}: code {done.returncode} {done.stderr}")
+        return done.returncode == 0
+
+    def _order(
+        self, course: Course, phase: str, *, bundle: Bundle | None = None, **more: object
+    ) -> Answer | None:
+        """Have the host do ``phase``; return its answer, None after noting why there is none."""
+        host = course.host
+        order = {
+            "phase": phase,
+            "run": self.run,
+            "take_over": self.take_over,
+            "target": host.target,
+            "site": course.seen.get("overlay", {}).get("target", host.target),
+            "url": host.server_url,
+            "golden": self._golden() if phase == "gate" else None,
+            **{name: getattr(host, name) for name in _COPIED},
+            **more,
+        }
+        try:
+            answer = send(host, order, bundle or self.bundle, self.fleet.ssh)
+        except Lost as lost:
+            self._fail(course, "lost", f"{phase}: {lost}")
+            return None
+        if not answer["ok"]:
+            self._fail(course, "refused" if phase == "look" else "failed", answer["message"])
+            return None
+        return answer
+
+    def _golden(self) -> object:
+        assert self.fleet.golden, "a rollout was begun without golden answers"
+        return json.loads(self.fleet.golden.read_text())
+
+    def _fail(self, course: Course, result: str, message: str) -> None:
+        course.result = result
+        course.message = (
+            f"{course.message}; {message}" if course.message not in message else message
+        )
+        self.tell(course, "")
+
+
+_COPIED = (
+    *("api_key", "stop", "start", "drain_limit", "ready_limit", "lease"),
+    *("journal_folder", "require", "skip"),
+)
+
+
+def _pending(course: Course) -> bool:
+    seen = course.seen
+    live = [one["fingerprint"] if one else None for one in seen.get("identities", [])]
+    stale = any(one != seen["fingerprint"] for one in live) or seen.get("ready") is False
+    return bool(seen["plan"]["changed"] or seen["journal"] or stale)
+
+
+def _each(courses: Sequence[Course], step: Callable[[Course], Any]) -> list[Any]:
+    if not courses:
+        return []
+    with ThreadPoolExecutor(min(_AT_ONCE, len(courses))) as pool:
+        return list(pool.map(step, courses))

@@ -1,0 +1,183 @@
+"""The rollout over OpenSSH alone: real ssh, real sshd, the same canary."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import fleets
+from tests.support.fleets import Fleet, Host
+from tests.support.snapshots import assert_identical
+
+
+@pytest.fixture
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """A canary group of two hosts, and two groups of one."""
+    folder = tmp_path_factory.mktemp("f")
+    with fleets.fleet(folder, size=4, groups={"h1": "canary", "h2": "canary"}) as made:
+        yield made
+
+
+def results(fleet: Fleet) -> dict[str, str]:
+    """Return the result of each host in the JSON report."""
+    report = json.loads((fleet.folder / "report.json").read_text())
+    return {host["host"]: host["result"] for host in report["hosts"]}
+
+
+def apply(fleet: Fleet, *words: str, **changes: object) -> fleets.Ended:
+    report = str(fleet.folder / "report.json")
+    return fleet.tool("apply", "--json", report, *words, **changes)
+
+
+def test_break_the_canary_then_fix_it(hosts: Fleet) -> None:
+    before = {host.name: host.look(folder_times=host.name > "h2") for host in hosts.hosts}
+    hosts["h2"].fail(wrong=2, patched=True)
+    failed = apply(hosts)
+    assert failed.code == 1
+    assert results(hosts) == {
+        "h1": "rolled back",
+        "h2": "rolled back",
+        "h3": "untouched",
+        "h4": "untouched",
+    }
+    assert "8 of 10 answers" in failed.stdout
+    for host in hosts.hosts:
+        now = host.look(folder_times=host.name > "h2")
+        assert_identical(before[host.name], now, host.name)
+    assert sorted(hosts.routed()) == ["add h1", "add h2", "remove h1", "remove h2"]
+    hosts["h2"].fail(wrong=1, patched=True)  # 9 of 10 are enough
+    page = hosts.folder / "page.html"
+    assert apply(hosts, "--html", str(page)).code == 0
+    assert set(hosts.states().values()) == {"patched"}
+    assert "4 of 4 hosts patched" in page.read_text()
+    once = {host.name: host.look() for host in hosts.hosts}
+    assert apply(hosts).code == 0
+    assert set(results(hosts).values()) == {"unchanged"}
+    for host in hosts.hosts:
+        assert_identical(once[host.name], host.look(), host.name)
+
+
+def foreign(host: Host) -> None:
+    path = host.site / "sglang/srt/server_args.py"
+    path.write_text(path.read_text() + "# edited here\n")
+
+
+def foreign_when_stopped(host: Host) -> None:
+    path = host.site / "sglang/srt/server_args.py"
+    once = f'test -f {host.root}/done || echo "# edited" >>"{path}"; touch {host.root}/done'
+    fleets.write_service(host, before_stop=once)
+
+
+def busy(host: Host) -> None:
+    host.fail(running=3)
+
+
+def down(host: Host) -> None:
+    host.fail(dead=True, patched=True)
+
+
+def slow(host: Host) -> None:
+    host.fail(slow=60, patched=True)
+
+
+def unstoppable(host: Host) -> None:
+    text = host.service.read_text()
+    host.service.write_text(text.replace("stop)", "stop)\n  exit 7", 1))
+
+
+FAULTS: dict[str, tuple[Callable[[Host], None], str, str]] = {
+    "preflight": (foreign, "file-modified", "refused"),
+    "drain": (busy, "requests still run", "rolled back"),
+    "stop": (unstoppable, "code 7", "out of service"),
+    "apply": (foreign_when_stopped, "file-modified", "rolled back"),
+    "start": (down, "was not ready", "rolled back"),
+    "gate": (slow, "was not ready", "rolled back"),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("phase", FAULTS)
+def test_a_failure_at_each_phase(hosts: Fleet, phase: str) -> None:
+    break_it, told, result = FAULTS[phase]
+    break_it(hosts["h2"])
+    before = {host.name: host.look(folder_times=host.name > "h2") for host in hosts.hosts}
+    ended = apply(hosts, ready_limit=3, drain_limit=1)
+    assert ended.code == 1
+    assert told in ended.stdout, ended.told
+    assert results(hosts)["h2"] == result, ended.told
+    # An edit that was made meanwhile, in the phase apply, is the operator's and is kept.
+    for name in ("h1", "h3", "h4", *(() if phase == "apply" else ("h2",))):
+        now = hosts[name].look(folder_times=name > "h2")
+        kept = {path: one for path, one in now.items() if not path.startswith("journal/")}
+        assert_identical(before[name], kept, name)
+    assert results(hosts)["h3"] == "untouched"
+    assert not [line for line in hosts.routed() if line.endswith(("h3", "h4"))]
+
+
+def test_a_host_lost_in_the_middle(hosts: Fleet) -> None:
+    pid = f"{hosts['h3'].root}/sshd.pid"
+    cut = f"kill $(cat {pid}); pkill -P $(cat {pid}) sshd"
+    fleets.write_service(hosts["h3"], before_stop=cut)
+    before = hosts["h4"].look()
+    assert apply(hosts).code == 1
+    assert results(hosts) == {"h1": "done", "h2": "done", "h3": "lost", "h4": "untouched"}
+    assert_identical(before, hosts["h4"].look(), "h4")
+    fleets.write_service(hosts["h3"])
+    hosts["h3"].connect()
+    refused = apply(hosts)
+    assert refused.code == 1
+    assert "is at work here" in refused.stdout
+    assert_identical(before, hosts["h4"].look(), "h4")
+    assert apply(hosts, "--take-over").code == 0
+    assert set(hosts.states().values()) == {"patched"}
+    assert not list(hosts.folder.glob("*/journal"))
+
+
+@pytest.mark.parametrize("how", ["altered", "unsigned", "signed by another"])
+def test_a_bundle_that_is_not_rightly_signed_is_refused(tmp_path: Path, how: str) -> None:
+    with fleets.fleet(tmp_path, size=1) as fleet:
+        before = fleet["h1"].look()
+        if how == "altered":
+            fleet.bundle.write_bytes(fleet.bundle.read_bytes() + b"\n")
+        elif how == "unsigned":
+            fleet.bundle.with_name(f"{fleet.bundle.name}.sig").unlink()
+        else:
+            fleets.sign(fleet.bundle, tmp_path, key="client_key")
+        ended = fleet.tool("apply")
+        assert ended.code == 1
+        told = "no signature" if how == "unsigned" else "is refused"
+        assert told in ended.stderr, ended.told
+        assert_identical(before, fleet["h1"].look(), "h1")
+
+
+@pytest.mark.full
+def test_an_older_overlay_is_what_a_failed_upgrade_goes_back_to(hosts: Fleet) -> None:
+    older = fleets.older_bundle(hosts.folder)
+    for host in hosts.hosts:
+        host.halt()
+        assert hosts.ask(host, "apply", bundle=older)["state_after"] == "patched"
+        host.serve()
+    refused = apply(hosts)
+    assert refused.code == 1
+    assert "set previous_bundle" in refused.stdout
+    before = {host.name: content(host) for host in hosts.hosts}
+    hosts["h1"].fail(wrong=5, newer=True)
+    ended = apply(hosts, previous_bundle=str(older))
+    assert ended.code == 1
+    assert results(hosts)["h1"] == "rolled back", ended.told
+    assert {host.name: content(host) for host in hosts.hosts} == before
+    hosts["h1"].fail()
+    assert apply(hosts, previous_bundle=str(older)).code == 0
+    assert set(hosts.states().values()) == {"patched"}
+
+
+def content(host: Host) -> dict[str, bytes]:
+    """Return every file of the host's tree but the receipt, which holds the time of the apply."""
+    return {
+        str(path.relative_to(host.site)): path.read_bytes()
+        for path in host.site.rglob("*")
+        if path.is_file() and path.name != "receipt.json"
+    }

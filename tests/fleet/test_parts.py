@@ -1,0 +1,215 @@
+"""The parts that need no host: waves, journal, signature, gate, hosts file, report."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from ansible_collections.ddtree.sglang_overlay.plugins.module_utils import (
+    bundle,
+    journal,
+    server,
+    tree,
+    waves,
+)
+from openssh import hosts, report
+from openssh.board import Board
+from openssh.rollout import Course
+
+from tests.support.sites import patched_site
+
+
+@pytest.mark.parametrize(
+    ("groups", "sizes", "expected"),
+    [
+        (1, [1, "10%", "100%"], [1]),
+        (12, [1, "10%", "100%"], [1, 2, 9]),
+        (30, [1, "10%", "100%"], [1, 3, 26]),
+        (5, [2], [2, 2, 1]),
+    ],
+)
+def test_waves(groups: int, sizes: list[str | int], expected: list[int]) -> None:
+    assert [len(wave) for wave in waves.divide(range(groups), sizes)] == expected
+
+
+@pytest.mark.parametrize("size", [0, "0%", "-1", "half", ""])
+def test_a_wave_that_takes_nothing_is_refused(size: str | int) -> None:
+    with pytest.raises(ValueError, match="a wave is a number"):
+        waves.divide([1], [size])
+
+
+def test_groups_keep_their_order() -> None:
+    names = {"a": "x", "b": "y", "c": "x"}
+    assert waves.by_group(["a", "b", "c"], names) == [["a", "c"], ["b"]]
+
+
+def test_the_journal_keeps_what_the_first_run_saw(tmp_path: Path) -> None:
+    kept = journal.Journal(tmp_path / "journal", "/opt/venv")
+    kept.open("one", {"state": "pristine"}, lease=60, take_over=False)
+    kept.note("one", "stopped", lease=60, digest="d1")
+    with pytest.raises(journal.JournalFault, match="at work here"):
+        kept.open("two", {"state": "patched"}, lease=60, take_over=False)
+    kept.note("one", "stopped", lease=-1)  # its lease has ended: it is dead
+    kept.open("two", {"state": "patched"}, lease=60, take_over=False)
+    document = kept.note("two", "stopped", lease=60, digest="d2")
+    assert document["before"] == {"state": "pristine", "digest": "d1"}
+    with pytest.raises(journal.JournalFault, match="taken over"):
+        kept.close("one")
+    kept.close("two")
+    assert not (tmp_path / "journal").exists()
+
+
+def test_of_many_that_open_the_journal_at_once_one_wins(tmp_path: Path) -> None:
+    kept, won, barrier = journal.Journal(tmp_path / "j", "/t"), [], threading.Barrier(8)
+
+    def contend(run: str) -> None:
+        barrier.wait()
+        try:
+            kept.open(run, {}, lease=60, take_over=False)
+        except journal.JournalFault:
+            return
+        won.append(run)
+
+    threads = [threading.Thread(target=contend, args=(str(n),)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+
+
+def test_the_digest_sees_every_byte_and_mode(tmp_path: Path) -> None:
+    site = patched_site("0.5.12.post1", tmp_path / "site-packages")
+    first = tree.digest(site)
+    hooks = site / "sglang_overlay/srt/hooks.py"
+    text = hooks.read_bytes()
+    hooks.write_bytes(text + b"\n")
+    assert tree.digest(site) != first
+    hooks.write_bytes(text)
+    assert tree.digest(site) == first
+    hooks.chmod(0o600)
+    assert tree.digest(site) != first
+    hooks.chmod(0o644)
+    (site / "sglang/srt/__pycache__").mkdir()
+    assert tree.digest(site) != first
+
+
+def test_a_bundle_altered_on_the_way_is_not_run(tmp_path: Path) -> None:
+    path, ran = tmp_path / "bundle", tmp_path / "ran"
+    path.write_text(f"open({str(ran)!r}, 'w')")
+    with pytest.raises(bundle.BundleFault, match="altered on the way"):
+        bundle.ask(path, "0" * 64, ["status"], python="python3")
+    assert not ran.exists()
+
+
+class Answering(BaseHTTPRequestHandler):
+    """Answers that change with every call for prompts that begin with ``odd``."""
+
+    calls = 0
+
+    def do_POST(self) -> None:
+        type(self).calls += 1
+        prompt = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["text"]
+        text = f"{prompt}!{self.calls if prompt.startswith('odd') else ''}"
+        body = json.dumps({"text": text, "output_ids": [len(text)]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *words: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def live() -> Iterator[server.Server]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answering) as http:
+        thread = threading.Thread(target=http.serve_forever)
+        thread.start()
+        yield server.Server(f"http://127.0.0.1:{http.server_port}")
+        http.shutdown()
+        thread.join()
+
+
+def test_only_steady_prompts_are_recorded_and_nine_of_ten_must_agree(live: server.Server) -> None:
+    prompts = [f"even {number}" for number in range(10)] + ["odd one"]
+    golden = server.record(live, prompts, {"temperature": 0}, repeats=2)
+    assert [entry["prompt"] for entry in golden["answers"]] == prompts[:10]
+    assert server.check_answers(live, golden) == "10 of 10"
+    golden["answers"][0]["text"] = "other"
+    assert server.check_answers(live, golden) == "9 of 10"
+    golden["answers"][1]["output_ids"] = [0]
+    with pytest.raises(server.ServerFault, match="8 of 10"):
+        server.check_answers(live, golden)
+
+
+def test_no_recorded_answer_is_no_gate(live: server.Server) -> None:
+    with pytest.raises(server.ServerFault, match="0 of 0"):
+        server.check_answers(live, {"answers": [], "sampling_params": {}})
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "hosts.toml"
+    path.write_text(text)
+    return path
+
+
+TOP = 'bundle = "b"\nallowed_signers = "a"\nsigner = "s"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("x = [", "hosts.toml: "),
+        (TOP, "names no host"),
+        (f'{TOP}[hosts.h]\ntarget = "/t"\nport = 1\n', "unknown port"),
+        (f"{TOP}[hosts.h]\n", "lacks target"),
+        ('[hosts.h]\ntarget = "/t"\n', "lacks allowed_signers, bundle, signer"),
+    ],
+)
+def test_a_hosts_file_that_is_wrong(tmp_path: Path, text: str, told: str) -> None:
+    with pytest.raises(hosts.HostsFault, match=told):
+        hosts.read(write(tmp_path, text))
+
+
+def test_a_hosts_file(tmp_path: Path) -> None:
+    fleet = hosts.read(write(tmp_path, f'{TOP}[defaults]\ntarget = "/t"\n[hosts.a]\n[hosts.b]\n'))
+    assert [(host.name, host.group, host.target) for host in fleet.hosts] == [
+        ("a", "a", "/t"),
+        ("b", "b", "/t"),
+    ]
+    assert fleet.bundle == tmp_path / "b"
+
+
+class Terminal(io.StringIO):
+    """A stream that calls itself a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_board_redraws_its_lines_in_a_terminal() -> None:
+    courses = [Course(host=hosts.Host(name=n, target="/t", group=n)) for n in ("a", "bb")]
+    terminal, pipe = Terminal(), io.StringIO()
+    for stream in (terminal, pipe):
+        board = Board(courses, stream)
+        board.tell(courses[0], "drain")
+        board.tell(courses[1], "gate")
+    screen = terminal.getvalue().replace("\x1b[2K", "")
+    assert screen == "a   drain\nbb  \n\x1b[2Aa   drain\nbb  gate\n"
+    assert pipe.getvalue() == "a: drain\nbb: gate\n"
+
+
+def test_the_page_escapes_what_hosts_say() -> None:
+    host = hosts.Host(name="<b>", target="/t", group="g")
+    course = Course(host=host, result="lost", message="<script>alert(1)</script>")
+    page = report.to_html(report.to_json("status", "now", [course]))
+    assert "<script" not in page
+    assert "<b>" not in page
+    assert "src=" not in page
+    assert "href=" not in page

@@ -1,0 +1,223 @@
+"""Rollouts with the real ansible-core over real sshd: what they change, and above all what not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.support import fleets
+from tests.support.fleets import Fleet, Host
+from tests.support.snapshots import assert_identical
+
+
+@pytest.fixture
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Three server groups: a canary of two hosts, and two of one host each."""
+    folder = tmp_path_factory.mktemp("f")
+    with fleets.fleet(folder, size=4, groups={"h1": "canary", "h2": "canary"}) as made:
+        yield made
+
+
+def test_a_failed_canary_is_rolled_back_and_ends_the_play(hosts: Fleet) -> None:
+    before = {host.name: host.look(folder_times=host.name > "h2") for host in hosts.hosts}
+    hosts["h2"].fail(wrong=2, patched=True)
+    ended = hosts.play("rollout")
+    assert ended.code != 0
+    assert "8 of 10 answers" in ended.stdout, ended.told
+    assert "h1 was rolled back and serves as before" in ended.stdout, ended.told
+    assert "h2 was rolled back and serves as before" in ended.stdout, ended.told
+    # Groups after it: not one byte or time changed, not drained, not taken out of the router.
+    for host in hosts.hosts:
+        now = host.look(folder_times=host.name > "h2")
+        assert_identical(before[host.name], now, host.name)
+    assert sorted(hosts.routed()) == ["add h1", "add h2", "remove h1", "remove h2"]
+
+
+def test_a_rollout_and_the_same_again(hosts: Fleet) -> None:
+    ended = hosts.play("rollout")
+    assert ended.code == 0, ended.told
+    assert set(hosts.states().values()) == {"patched"}
+    # The canary's two hosts together, first; then the others.
+    assert set(hosts.routed()[:4]) == {"remove h1", "remove h2", "add h1", "add h2"}
+    assert not list(hosts.folder.glob("*/journal"))
+    before = {host.name: host.look() for host in hosts.hosts}
+    again = hosts.play("rollout")
+    assert again.code == 0, again.told
+    for host in hosts.hosts:
+        assert again.recap(host.name)["changed"] == 0, again.told
+        assert_identical(before[host.name], host.look(), host.name)
+    assert len(hosts.routed()) == 8
+
+
+@pytest.mark.full
+def test_check_changes_nothing_and_predicts(hosts: Fleet) -> None:
+    before = {host.name: host.look() for host in hosts.hosts}
+    checked = hosts.play("rollout", "--check", "--diff")
+    assert checked.code == 0, checked.told
+    for host in hosts.hosts:
+        assert_identical(before[host.name], host.look(), host.name)
+        assert checked.recap(host.name)["changed"] > 0
+    assert hosts.routed() == []
+    done = hosts.play("rollout", "--diff")
+    assert done.code == 0, done.told
+    assert diffs(checked.stdout) == diffs(done.stdout)
+    assert sum(line.startswith("+++ ") for line in diffs(done.stdout)) == 4 * 4
+
+
+@pytest.mark.full
+def test_rollback_of_a_subset(hosts: Fleet) -> None:
+    before = {host.name: host.look(folder_times=False) for host in hosts.hosts}
+    assert hosts.play("rollout").code == 0
+    part = hosts.play("rollback", "--limit", "h1")
+    assert part.code != 0
+    assert "move together" in part.stdout
+    ended = hosts.play("rollback", "--limit", "h3")
+    assert ended.code == 0, ended.told
+    assert_identical(before["h3"], hosts["h3"].look(folder_times=False), "h3")
+    assert [hosts.states()[name] for name in ("h1", "h2", "h4")] == ["patched"] * 3
+    assert hosts.play("rollback").code == 0
+    for host in hosts.hosts:
+        assert_identical(before[host.name], host.look(folder_times=False), host.name)
+
+
+def foreign(host: Host) -> None:
+    path = host.site / "sglang/srt/server_args.py"
+    path.write_text(path.read_text() + "# edited here\n")
+
+
+def read_only_journal(host: Host) -> None:
+    (host.root / "journal").write_text("a file where a folder should be")
+
+
+def busy(host: Host) -> None:
+    host.fail(running=3)
+
+
+def stays_down(host: Host) -> None:
+    host.fail(dead=True, patched=True)
+
+
+def slow(host: Host) -> None:
+    host.fail(slow=30, patched=True)
+
+
+def not_stopped(host: Host) -> None:
+    host.service.write_text(host.service.read_text().replace("stop)", "stop) exit 1 ;;\nx)"))
+
+
+def edited_when_stopped(host: Host) -> None:
+    # Between preflight and apply: the engine refuses, the phase apply fails.
+    path = host.site / "sglang/srt/server_args.py"
+    once = f'test -f {host.root}/done || echo "# edited" >>"{path}"; touch {host.root}/done'
+    fleets.write_service(host, before_stop=once)
+
+
+FAULTS: dict[str, tuple[Callable[[Host], None], str]] = {
+    "preflight": (foreign, "file-modified"),
+    "begin": (read_only_journal, "Open the journal"),
+    "drain": (busy, "requests still run"),
+    "stop": (not_stopped, "Stop the server"),
+    "apply": (edited_when_stopped, "Change the tree"),
+    "start": (stays_down, "was not ready"),
+    "gate": (slow, "was not ready"),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("phase", FAULTS)
+def test_a_failure_at_each_phase(hosts: Fleet, phase: str) -> None:
+    break_it, told = FAULTS[phase]
+    break_it(hosts["h2"])
+    # An edit made while it runs is kept: what was there before the rollout is not what it meets.
+    touched = ("h1",) if phase == "apply" else ("h1", "h2")
+    before = {host.name: host.look(folder_times=host.name > "h2") for host in hosts.hosts}
+    ended = hosts.play("rollout", rollout_ready_limit=2, rollout_drain_limit=1)
+    assert ended.code != 0
+    assert told in ended.stdout, ended.told
+    for name in (*touched, "h3", "h4"):
+        now = hosts[name].look(folder_times=name > "h2")
+        assert_identical(before[name], now, name)
+    assert not [line for line in hosts.routed() if line.endswith(("h3", "h4"))]
+
+
+@pytest.mark.full
+def test_a_host_lost_in_the_middle_is_finished_by_the_next_run(hosts: Fleet) -> None:
+    cut = f"kill $(cat {hosts['h3'].root}/sshd.pid); pkill -P $(cat {hosts['h3'].root}/sshd.pid)"
+    fleets.write_service(hosts["h3"], before_stop=cut)
+    before = hosts["h4"].look()
+    ended = hosts.play("rollout")
+    assert ended.code != 0
+    assert_identical(before, hosts["h4"].look(), "h4")
+    assert hosts.states()["h1"] == "patched"
+    assert (hosts["h3"].root / "journal").exists()
+    fleets.write_service(hosts["h3"])
+    hosts["h3"].connect()
+    # Another run may not take the host before the lease ends, unless it is told to.
+    refused = hosts.play("rollout")
+    assert refused.code != 0
+    assert "is at work here" in refused.stdout, refused.told
+    finished = hosts.play("rollout", rollout_take_over=True)
+    assert finished.code == 0, finished.told
+    assert set(hosts.states().values()) == {"patched"}
+    assert not list(hosts.folder.glob("*/journal"))
+
+
+@pytest.mark.full
+def test_a_failed_upgrade_goes_back_to_the_older_overlay(hosts: Fleet) -> None:
+    older = fleets.older_bundle(hosts.folder)
+    for host in hosts.hosts:
+        host.halt()
+        assert hosts.ask(host, "apply", bundle=older)["state_after"] == "patched"
+        host.serve()
+    refused = hosts.play("rollout")
+    assert refused.code != 0
+    assert "rollout_previous_bundle" in refused.stdout, refused.told
+    before = {host.name: tree(host) for host in hosts.hosts}
+    hosts["h1"].fail(wrong=5, newer=True)
+    ended = hosts.play("rollout", rollout_previous_bundle=str(older))
+    assert ended.code != 0
+    assert "h1 was rolled back and serves as before" in ended.stdout, ended.told
+    assert {host.name: tree(host) for host in hosts.hosts} == before
+    hosts["h1"].fail()
+    ended = hosts.play("rollout", rollout_previous_bundle=str(older))
+    assert ended.code == 0, ended.told
+    assert set(hosts.states().values()) == {"patched"}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("how", ["altered", "unsigned", "by another"])
+def test_a_bundle_that_is_not_rightly_signed_is_refused(hosts: Fleet, how: str) -> None:
+    before = {host.name: host.look() for host in hosts.hosts}
+    signature = hosts.bundle.with_name(f"{hosts.bundle.name}.sig")
+    if how == "altered":
+        hosts.bundle.write_bytes(hosts.bundle.read_bytes() + b"\n")
+    elif how == "unsigned":
+        signature.unlink()
+    else:
+        fleets.sign(hosts.bundle, hosts.folder, key="client_key")
+    ended = hosts.play("rollout")
+    assert ended.code != 0
+    assert ("no signature" if how == "unsigned" else "is refused") in ended.stdout, ended.told
+    for host in hosts.hosts:
+        assert_identical(before[host.name], host.look(), host.name)
+
+
+def tree(host: Host) -> dict[str, bytes]:
+    """Return the content of the host's tree but for the receipt, which holds a time."""
+    return {
+        str(path.relative_to(host.site)): path.read_bytes()
+        for path in host.site.rglob("*")
+        if path.is_file() and path.name != "receipt.json"
+    }
+
+
+def diffs(output: str) -> list[str]:
+    """Return the lines of the unified diffs that Ansible printed, sorted."""
+    return sorted(
+        line
+        for block in output.split("\nTASK [")
+        if "Change the tree" in block.partition("]")[0]
+        for line in block.splitlines()
+        if line.startswith(("+", "-"))
+    )
