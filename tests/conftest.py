@@ -26,6 +26,12 @@ def pytest_runtest_makereport(
     return report
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Run Triton kernels in the interpreter, but for the tests that are there for a GPU."""
+    if config.option.markexpr != "gpu":
+        os.environ["TRITON_INTERPRET"] = "1"
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what takes root where there is none."""
     if os.geteuid() == 0:
