@@ -1,4 +1,8 @@
-"""The process that a scene runs in: ``python -m tests.support.engine.child <call.json>``."""
+"""The process that a scene runs in: what it does with one call, whichever way it was started.
+
+``python -m tests.support.engine.child <call.json>`` plays one call. `tests.support.engine.warm` has
+SGLang imported already and forks a child per call.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +13,30 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tests.support.engine import harness
 from tests.support.engine.stepper import Stepper
 
 
-def main(path: Path) -> None:
+def play_and_exit(path: Path) -> NoReturn:
+    """Play the call in ``path`` and end this process: 0, or 1 with a traceback on stderr."""
+    code = 0
+    try:
+        _play(json.loads(path.read_text()))
+    except BaseException:  # noqa: BLE001  whatever it was, the exit code must tell
+        traceback.print_exc()
+        code = 1
+    # The scheduler leaves threads and sockets behind that would keep this process alive.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _play(call: dict[str, Any]) -> None:
     """Build the driver, let the scene play, write its result as JSON."""
     from sglang.srt.plugins import load_plugins
 
-    call = json.loads(path.read_text())
     scene = _load(Path(call["file"]), call["scene"])
     load_plugins()
     if not harness.is_active():
@@ -55,13 +72,4 @@ def _load(file: Path, name: str) -> Callable[..., Any]:
 
 
 if __name__ == "__main__":
-    code = 0
-    try:
-        main(Path(sys.argv[1]))
-    except BaseException:  # noqa: BLE001  whatever it was, the exit code must tell
-        traceback.print_exc()
-        code = 1
-    # The scheduler leaves threads and sockets behind that would keep this process alive.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    play_and_exit(Path(sys.argv[1]))

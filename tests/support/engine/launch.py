@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.engine.models import write_models
-from tests.support.engine.orders import Orders
 
 REPOSITORY = Path(__file__).parents[3]
 STUBS = Path(__file__).with_name("stubs")
@@ -41,6 +40,11 @@ class Launch:
     def on(self, tree: Path) -> Launch:
         """Return the same launch on another tree."""
         return replace(self, tree=tree)
+
+    def release(self) -> str:
+        """Return the release of the SGLang in ``tree``, by its metadata."""
+        (info,) = self.tree.glob("sglang-*.dist-info")
+        return info.name.removeprefix("sglang-").removesuffix(".dist-info")
 
     def arguments(self) -> dict[str, Any]:
         """Return keyword arguments for ``ServerArgs``; writes the model folders if need be."""
@@ -82,19 +86,19 @@ class Launch:
                 command += [flag, str(value)]
         return command
 
-    def environment(
-        self, orders: Orders, inherited: Mapping[str, str] = os.environ
-    ) -> dict[str, str]:
-        """Return the environment of a process that uses the SGLang of ``tree`` under ``orders``."""
-        # A setting of the caller's shell must not reach the engine; stale bytecode must be able to.
+    def environment(self, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
+        """Return the environment of a process that uses the SGLang of ``tree``, without orders."""
+        # A setting of the caller's shell must not reach the engine.
         kept = {
             name: value
             for name, value in inherited.items()
-            if not name.startswith(("SGLANG_", "TRITON_", "PYTHONDONTWRITE"))
+            if not name.startswith(("SGLANG_", "TRITON_", "PYTHON"))
         }
         paths = (self.tree, STUBS, REPOSITORY)
         kept |= {
             "PYTHONPATH": os.pathsep.join(map(str, paths)),
+            # Compile once, and leave the shared trees as they are.
+            "PYTHONPYCACHEPREFIX": str(REPOSITORY / ".cache" / "engine-bytecode"),
             "TRITON_INTERPRET": "1",
             "SGLANG_USE_CPU_ENGINE": "1",
             "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
@@ -102,4 +106,4 @@ class Launch:
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
         }
-        return kept | orders.environment() | dict(self.variables)
+        return kept | dict(self.variables)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import select
 import signal
 import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -65,3 +69,70 @@ def running(
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+class WarmEngine:
+    """The near end of `tests.support.engine.warm`: SGLang imported once, one fork per call."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the process
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.engine.warm"],
+            env=dict(environment),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+        )
+
+    def run(self, folder: Path, environment: Mapping[str, str], seconds: float) -> int:
+        """Play the call in ``folder`` and return the child's exit code (negative: a signal).
+
+        Raises `EngineFailure` when it takes more than ``seconds``; the child is killed then.
+        """
+        (folder / "environment.json").write_text(json.dumps(dict(environment)))
+        stdin = self._process.stdin
+        assert stdin is not None
+        try:
+            stdin.write(f"{folder}\n".encode())
+            stdin.flush()
+        except BrokenPipeError:
+            raise self._gone() from None
+        child = self._answer(seconds)
+        assert child is not None, "a fork takes no time"
+        try:
+            code = self._answer(seconds)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)
+        if code is None:
+            self._answer(seconds)
+            log = (folder / "stderr.log").read_text(errors="replace")
+            raise EngineFailure(f"still running after {seconds} s", log)
+        return code
+
+    def close(self) -> None:
+        """End the process and wait for it."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.kill()
+        self._process.wait()
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._errors.close()
+
+    def _answer(self, seconds: float) -> int | None:
+        """Return the next number that the process writes, or None when it takes too long."""
+        stdout = self._process.stdout
+        assert stdout is not None
+        readable, _, _ = select.select([stdout], [], [], seconds)
+        if not readable:
+            return None
+        line = stdout.readline()
+        if not line:
+            raise self._gone()
+        return int(line)
+
+    def _gone(self) -> EngineFailure:
+        self._errors.seek(0)
+        log = self._errors.read().decode(errors="replace")
+        return EngineFailure("SGLang could not be imported", log)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import inspect
 import json
 import sys
@@ -14,12 +15,13 @@ from typing import Any, Literal
 
 from tests.support.engine.launch import REPOSITORY, Launch
 from tests.support.engine.orders import Known, Orders
-from tests.support.engine.processes import EngineFailure, running
+from tests.support.engine.processes import EngineFailure, WarmEngine, running
 from tests.support.engine.record import Record, Step
 
 Driver = Literal["stepper", "engine"]
 _RUNS = REPOSITORY / ".run"
-_SECONDS = 300
+_SECONDS = 600
+_warm_engines: dict[Path, WarmEngine] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +65,17 @@ def play(
                 }
             )
         )
-        command = [sys.executable, "-m", "tests.support.engine.child", str(call)]
-        environment = launch.environment(Orders(record=folder, known=known, fault=fault))
-        with running(command, environment, folder) as child:
-            code = child.wait(_SECONDS)
-            stderr = child.stderr()
+        environment = (
+            launch.environment() | Orders(record=folder, known=known, fault=fault).environment()
+        )
+        # Variables may steer what SGLang does at import, so these runs import it on their own.
+        if driver == "stepper" and not launch.variables:
+            code = _warm_engine(launch).run(folder, environment, _SECONDS)
+        else:
+            command = [sys.executable, "-m", "tests.support.engine.child", str(call)]
+            with running(command, environment, folder) as child:
+                code = child.wait(_SECONDS)
+        stderr = (folder / "stderr.log").read_text(errors="replace")
         if code != 0:
             raise EngineFailure(f"{scene.__name__} ended with exit code {code}", stderr)
         record = Record(folder)
@@ -78,6 +86,15 @@ def play(
                 stderr,
             )
         return Report(result=json.loads(result.read_text()), steps=record.steps(), stderr=stderr)
+
+
+def _warm_engine(launch: Launch) -> WarmEngine:
+    """Return the process that has the SGLang of the launch's tree imported; it ends with ours."""
+    if launch.tree not in _warm_engines:
+        warm = WarmEngine(launch.environment())
+        atexit.register(warm.close)
+        _warm_engines[launch.tree] = warm
+    return _warm_engines[launch.tree]
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import socket
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,7 @@ from tests.support.engine.processes import EngineFailure, EngineProcess, running
 from tests.support.engine.record import Record
 from tests.support.engine.scene import run_folder
 
-_SECONDS = 300
+_SECONDS = 600
 _POLL_SECONDS = 0.25
 
 
@@ -53,15 +53,15 @@ class Server:
             return False
         return True
 
-    def wait_until(self, text: str) -> None:
-        """Return once ``text`` is on standard error."""
-        self._wait(lambda: text in self.process.stderr(), f"did not write {text!r}")
+    def wait_until_model(self) -> None:
+        """Return once a process of the server has a model, with weights from the harness."""
+        self._wait(lambda: self.record.model_processes() > 0, "did not load a model")
 
     def wait_until_serving(self) -> None:
         """Return once the server is healthy."""
         self._wait(self.is_serving, "did not begin to serve")
 
-    def _wait(self, reached: Any, complaint: str) -> None:
+    def _wait(self, reached: Callable[[], bool], complaint: str) -> None:
         deadline = time.monotonic() + _SECONDS
         while not reached():
             code = self.process.exit_code()
@@ -77,7 +77,7 @@ def started(launch: Launch, *, known: Known = ()) -> Iterator[Server]:
     """Start the server and end it afterwards; whether it serves is the caller's question."""
     port = _free_port()
     with run_folder() as folder:
-        environment = launch.environment(Orders(record=folder, known=known))
+        environment = launch.environment() | Orders(record=folder, known=known).environment()
         with running(launch.command(port), environment, folder) as process:
             yield Server(process=process, record=Record(folder), url=f"http://127.0.0.1:{port}")
 
@@ -93,6 +93,10 @@ def serving(launch: Launch, *, known: Known = ()) -> Iterator[Server]:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a free port below 55536: SGLang derives its gRPC port by adding 10000."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        if port + 10_000 < 1 << 16:
+            return port
