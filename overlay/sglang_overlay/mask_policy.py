@@ -265,8 +265,8 @@ def able_names(
             continue
         row = rows[name.class_name]
         version = 4 if name.name == "fa4" else 3
-        # SGLang rejects the trees that it drafts on a paged backend by name, FlashMLA's included, so
-        # the adapter is never a way out for them.
+        # SGLang rejects its own trees on a paged backend by name, FlashMLA's included, so the
+        # adapter is never a way out for them.
         facts = replace(traits, fa_version=version, tree_adapter=False)
         here = judge(row, facts)
         alone = judge(row, replace(facts, page_size=1))

@@ -9,8 +9,8 @@
 ``SGLANG_OVERLAY_FORCE_TREE``          ``1``: the overlay verifies chains as trees too; for tests
 =====================================  ============================================================
 
-Any other value than these, ``0`` or nothing is an error: a switch that is misspelt must not pass for
-off.
+Any other value than these, ``0`` or nothing is an error: a switch that is misspelt must not pass
+for off.
 """
 
 from __future__ import annotations

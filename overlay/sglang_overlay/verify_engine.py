@@ -1,4 +1,4 @@
-"""Who verifies on this server: SGLang's own backend, or the overlay's adapter. Chosen once, at start.
+"""Who verifies on a server: SGLang's own backend, or the overlay's adapter. Chosen once.
 
 The rule is a function of facts, and imports neither torch nor SGLang; ``srt/selection.py`` collects
 the facts. The adapter serves draft trees. A chain stays on FlashMLA's causal kernel, which needs no
@@ -53,7 +53,7 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """``engine`` is `FLASHMLA` or `switches.STOCK`; ``obstacles`` say why the adapter cannot run."""
+    """``engine`` is `FLASHMLA` or `switches.STOCK`; ``obstacles``: why the adapter cannot run."""
 
     engine: str
     reason: str
@@ -112,8 +112,8 @@ def choose(drafts: Drafts | None, facts: Facts, wanted: Switches) -> Choice:
     """
     if wanted.force_tree and wanted.verify_engine == switches.STOCK:
         raise ImpossibleVerifyError(
-            f"{switches.FORCE_TREE}=1 and {switches.VERIFY_ENGINE}={switches.STOCK} contradict each "
-            "other: unset one of them"
+            f"{switches.FORCE_TREE}=1 and {switches.VERIFY_ENGINE}={switches.STOCK} contradict "
+            "each other: unset one of them"
         )
     if drafts is None:
         return Choice(engine=switches.STOCK, reason="there is no speculative decoding")

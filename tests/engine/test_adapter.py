@@ -1,4 +1,4 @@
-"""Trees on FlashMLA through the overlay's adapter, on the real engine and on its real backend object."""
+"""Trees on FlashMLA through the overlay's adapter: real engine, real backend object."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def count_tree_steps(bed: Any, rounds: list[list[list[int]]], tokens: int) -> di
 
 
 def drafted(launch: Launch, stock: Path, workload: Workload) -> tuple[Report, Any]:
-    """Run ``workload`` on ``launch`` with known-good drafts; return the report and plain's outcome."""
+    """Run ``workload`` with known-good drafts; return the report and plain's outcome."""
     plain = generate(Launch(tree=stock).plain(), workload)
     report = play(
         count_tree_steps,
@@ -133,7 +133,7 @@ def path_of(node: int, parents: list[int]) -> list[int]:
 
 
 class Forest:
-    """Turns every verify of DFLASH into one of random trees of random tokens, and keeps its logits."""
+    """Turns every verify of DFLASH into one of random trees and tokens, and keeps its logits."""
 
     def __init__(self, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
@@ -157,9 +157,7 @@ class Forest:
             for node in range(1, BLOCK):
                 depth[:, node] = depth.gather(1, parents[:, node, None]).squeeze(1) + 1
             tokens = info.draft_token.view(rows, BLOCK).clone()
-            tokens[:, 1:] = torch.randint(
-                VOCABULARY, (rows, BLOCK - 1), generator=self.generator
-            )
+            tokens[:, 1:] = torch.randint(VOCABULARY, (rows, BLOCK - 1), generator=self.generator)
             info.draft_token = tokens.view(-1)
             info.positions = (batch.seq_lens[:, None] + depth).view(-1)
             info.parents = parents
@@ -217,11 +215,11 @@ def worst_node(bed: Any, prompts: list[list[int]], tokens: int, seed: int) -> di
     for tree in forest.seen:
         for node in range(BLOCK):
             path = [tree["tokens"][each] for each in path_of(node, tree["parents"])]
-            prompt = (*tree["context"], *path)
+            whole = (*tree["context"], *path)
             # Runs with a fault see the same first trees.
-            if prompt not in _plain:
-                _plain[prompt] = plain_logits(bed, list(prompt))
-            expected = _plain[prompt]
+            if whole not in _plain:
+                _plain[whole] = plain_logits(bed, list(whole))
+            expected = _plain[whole]
             worst = max(worst, float((tree["logits"][node] - expected).abs().max()))
             spread = max(spread, float(expected.std()))
     return {"trees": len(forest.seen), "worst": worst, "spread": spread}
@@ -269,7 +267,7 @@ def planted(bed: Any, fault: str) -> Iterator[None]:
 
         patches.append(mock.patch.object(verify, "prepare", prepare))
     elif fault == "chain path":
-        patches.append(mock.patch.object(tree_verify, "of", lambda backend, mode: None))
+        patches.append(mock.patch.object(tree_verify, "of", return_value=None))
     else:
         assert not fault, fault
     assert plan is verify.adapter.plan
@@ -299,7 +297,7 @@ def grow_trees(bed: Any, prompts: list[list[int]]) -> dict[str, Any]:
 
 
 def drive_backend(bed: Any) -> dict[str, float]:
-    """Drive metadata and forward of the live ``FlashMLABackend``; return errors by way of driving."""
+    """Drive metadata and forward of the live ``FlashMLABackend``; return errors by way."""
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
     runner = bed.scheduler.tp_worker.model_runner
@@ -312,12 +310,21 @@ def drive_backend(bed: Any) -> dict[str, float]:
         backend.init_forward_metadata(case.batch(mode, case.spec(topology)))
         errors[f"eager, {topology}"] = case.error(backend, mode)
 
-    # As the graph runner does it: captured with bare shapes, replayed with padding behind the batch.
+    # As the graph runner does it: captured with bare shapes, replayed with padding behind.
     backend.init_forward_metadata_capture_cuda_graph(
-        4, 4 * BLOCK, torch.zeros(4, dtype=torch.int64), torch.ones(4, dtype=torch.int64),
-        None, mode, case.bare_spec(),
+        4,
+        4 * BLOCK,
+        torch.zeros(4, dtype=torch.int64),
+        torch.ones(4, dtype=torch.int64),
+        None,
+        mode,
+        case.bare_spec(),
     )
-    for lengths, topology in (([65, 190], "parents"), ([63, 0, 300], "mask"), ([7, 9, 70], "chain")):
+    for lengths, topology in (
+        ([65, 190], "parents"),
+        ([63, 0, 300], "mask"),
+        ([7, 9, 70], "chain"),
+    ):
         case.draw(lengths)
         rows, lens = case.padded(4)
         backend.init_forward_metadata_replay_cuda_graph(
@@ -385,7 +392,10 @@ class BackendCase:
     def padded(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return rows of the token table and prefix lengths, with a graph's padding behind them."""
         count = len(self.lengths)
-        request_rows, lens = torch.zeros(rows, dtype=torch.int64), torch.ones(rows, dtype=torch.int64)
+        request_rows, lens = (
+            torch.zeros(rows, dtype=torch.int64),
+            torch.ones(rows, dtype=torch.int64),
+        )
         request_rows[:count], lens[:count] = torch.arange(count), torch.tensor(self.lengths)
         return request_rows, lens
 
@@ -407,7 +417,7 @@ class BackendCase:
         )
 
     def error(self, backend: Any, mode: Any, rows: int | None = None) -> float:
-        """Run ``forward_extend`` on the prepared step; return the largest error against the oracle."""
+        """Run ``forward_extend`` on the prepared step; return the largest error to the oracle."""
         from sglang_overlay.attention.oracle import ancestor_mask, tree_attention
 
         batch = self.batch(mode, rows=rows)
@@ -434,7 +444,6 @@ def trees_grown(overlay: Path) -> Report:
     return play(grow_trees, Launch(tree=overlay, variables=(FORCED,)), prompts=prompts)
 
 
-# Float32 sums in another order move a logit by 1e-6 of the logits' spread; every fault by 1e-2 and more.
 TOLERANCE = 1e-4
 
 

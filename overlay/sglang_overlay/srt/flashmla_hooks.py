@@ -29,7 +29,7 @@ def eager_metadata(stock: Function) -> Function:
 
 
 def capture_metadata(stock: Function) -> Function:
-    """Decorate ``init_forward_metadata_capture_cuda_graph``; the topology comes with the replays."""
+    """Decorate ``init_forward_metadata_capture_cuda_graph``: replays bring the topology."""
 
     @functools.wraps(stock)
     def init(

@@ -1,4 +1,4 @@
-"""The facts that choose the verify engine, read from SGLang's arguments and objects; its attachment.
+"""The facts that choose the verify engine, from SGLang's arguments and objects; its attachment.
 
 Nothing heavy is imported before it is needed: `hooks` imports this module in every process.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_overlay import upstream
+from sglang_overlay import mask_table, upstream
 from sglang_overlay.mask_policy import Drafts
 from sglang_overlay.srt.verify_backend import leaves
 from sglang_overlay.verify_engine import FLASHMLA_BACKEND, PAGE_SIZE, Facts
@@ -30,16 +30,14 @@ def facts_by_object(model_runner: Any, drafts: Drafts | None) -> Facts:
     """Return what the target's made objects say."""
     server_args = model_runner.server_args
     found = tuple(leaves(model_runner.attn_backend)) if drafts is not None else ()
-    width = None
-    if [type(leaf).__name__ for leaf in found] == [FLASHMLA_BACKEND]:
-        width = found[0].kv_cache_dim
+    names = tuple(_name_of(leaf) for leaf in found)
     return Facts(
-        backends=tuple(type(leaf).__name__ for leaf in found),
+        backends=names,
         device=server_args.device,
         capability=capability_of(server_args.device),
         page_size=server_args.page_size,
         cache_dtype=str(model_runner.kv_cache_dtype).removeprefix("torch."),
-        row_width=width,
+        row_width=found[0].kv_cache_dim if names == (FLASHMLA_BACKEND,) else None,
         **_common(server_args, drafts),
     )
 
@@ -70,6 +68,12 @@ def attach(model_runner: Any) -> None:
     )
     tree_verify.attach(backend, verify)
     model_runner.overlay_tree_verify = verify
+
+
+def _name_of(backend: Any) -> str:
+    # A class that only has the name carries no hooks: it would drop the tree in silence.
+    cls = type(backend)
+    return cls.__name__ if mask_table.row_for(cls) else f"{cls.__module__}.{cls.__name__}"
 
 
 def _common(server_args: Any, drafts: Drafts | None) -> dict[str, Any]:

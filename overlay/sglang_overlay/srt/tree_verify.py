@@ -1,8 +1,8 @@
 """Verify on a FlashMLA backend through the overlay's adapter: the topology in, attention out.
 
-Which backend takes this path is decided once, at start (`selection`), by configuration. A spec input
-cannot decide it: graph capture builds one without any topology, and a path that it chose would
-be replayed for every later tree.
+Which backend takes this path is decided once, at start (`selection`), by configuration. A spec
+input cannot decide it: graph capture builds one without any topology, and a path that it chose
+would be replayed for every later tree.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _ATTRIBUTE = "overlay_tree_verify"
 class TreeVerify:
     """The verify steps of one backend.
 
-    ``steps`` counts those prepared, so that a test or an operator can see which path a server takes;
-    ``adapter.tree_launches`` counts its layers, once per capture where a graph replays them.
+    ``steps`` counts those prepared, so that a test or an operator can see which path a server
+    takes; ``adapter.tree_launches`` counts its layers, once per capture where a graph replays them.
     """
 
     def __init__(self, adapter: VerifyAdapter, *, req_to_token: torch.Tensor, heads: int) -> None:
@@ -42,9 +42,10 @@ class TreeVerify:
     ) -> None:
         """Refill the static buffers for one step; no synchronisation.
 
-        ``request_rows`` and ``prefix_lens`` [requests] int as in `VerifyStep`. ``spec_info`` brings the
-        topology: ``parents`` [≤ requests, nodes] int, or SGLang's flat ``custom_mask`` over prefix
-        and tree (FULL_MASK). With neither, or without ``spec_info``, each request has a chain.
+        ``request_rows`` and ``prefix_lens`` [requests] int as in `VerifyStep`. ``spec_info`` brings
+        the topology: ``parents`` [≤ requests, nodes] int, or SGLang's flat ``custom_mask`` over
+        prefix and tree (FULL_MASK). With neither, or without ``spec_info``, each request has a
+        chain.
 
         Raises:
             ValueError: ``spec_info`` drafts another number of tokens than the server was started
@@ -72,10 +73,10 @@ class TreeVerify:
         forward_batch: Any,
         save_kv_cache: bool,
     ) -> torch.Tensor:
-        """Store the tree's rows and return attention [tokens, heads × 512], as ``forward_extend`` does.
+        """Store the tree's rows, return attention [tokens, heads × 512], like ``forward_extend``.
 
-        ``query`` [tokens, heads × 576] or [tokens, heads, 576]; ``key`` [tokens, 1, 576] and ``value``
-        [tokens, 1, 512], or both None where the rows are in the cache already.
+        ``query`` [tokens, heads × 576] or [tokens, heads, 576]; ``key`` [tokens, 1, 576] and
+        ``value`` [tokens, 1, 512], or both None where the rows are in the cache already.
         """
         pool, slots = forward_batch.token_to_kv_pool, forward_batch.out_cache_loc
         if key is not None and save_kv_cache:
@@ -98,8 +99,8 @@ class TreeVerify:
             return self._chain[:requests], None
         if spec_info.draft_token_num != nodes:
             raise ValueError(
-                f"draft_token_num: got {spec_info.draft_token_num}, needed {nodes}, which the server "
-                "was started with; do not change the size of a draft tree while it runs"
+                f"draft_token_num: got {spec_info.draft_token_num}, needed {nodes}, which the "
+                "server was started with; do not change the size of a draft tree while it runs"
             )
         parents = getattr(spec_info, "parents", None)
         if parents is not None:

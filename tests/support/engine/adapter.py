@@ -1,8 +1,8 @@
 """STAND-IN for the GPU under the overlay's verify adapter: the bed's reference kernels, in float32.
 
-The overlay refuses to verify trees without a Hopper GPU. Here it is told that there is one, that the
-float32 cache of the bed is a cache FlashMLA reads, and its engine runs on `reference`. Everything
-else is the product: hooks, selection, plan, adapter, and its Triton kernels in the interpreter.
+The overlay verifies no tree without a Hopper GPU. Here it is told that there is one, that FlashMLA
+reads the bed's float32 cache, and its engine runs on `reference`. Everything else is the product:
+hooks, selection, plan, adapter, and its Triton kernels in the interpreter.
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ def _install_engine() -> None:
 
         def __init__(self, *, max_requests: int) -> None:
             processors = SimpleNamespace(multi_processor_count=8)
-            with mock.patch.object(
-                torch.cuda, "get_device_properties", lambda device: processors
-            ):
+            with mock.patch.object(torch.cuda, "get_device_properties", return_value=processors):
                 super().__init__(
                     max_requests=max_requests, cache_dtype=torch.bfloat16, device="cpu"
                 )
