@@ -93,7 +93,8 @@ def captured(calls: list[Callable[[], object]]) -> torch.cuda.CUDAGraph:
     with torch.cuda.graph(graph):
         for call in calls:
             call()
-    # A graph holds addresses, not tensors: keep what the calls refer to for as long as the graph lives.
+    # A graph holds addresses, not tensors: keep what the calls refer to for as long as the graph
+    # lives.
     _HELD.append(calls)
     return graph
 
@@ -142,12 +143,8 @@ class Case:
             req_to_token=slots.int().contiguous(),
             parents=parents.cuda(),
         )
-        engine = FlashMlaEngine(
-            max_requests=self.requests, cache_dtype=cache_dtype, device="cuda"
-        )
-        sizes = PlanSizes(
-            max_requests=self.requests, max_context=self.context, nodes=self.nodes
-        )
+        engine = FlashMlaEngine(max_requests=self.requests, cache_dtype=cache_dtype, device="cuda")
+        sizes = PlanSizes(max_requests=self.requests, max_context=self.context, nodes=self.nodes)
         self.adapter = VerifyAdapter(engine, VerifyPlan(sizes, "cuda"))
 
     def prepare(self) -> None:
@@ -332,7 +329,9 @@ def main() -> None:
     rows = []
     for shape, dtype in plan:
         rows.append(measure(shape, dtype, tb_per_s, stock=not options.no_stock))
-        print({k: round(v, 4) if isinstance(v, float) else v for k, v in rows[-1].items()}, flush=True)
+        print(
+            {k: round(v, 4) if isinstance(v, float) else v for k, v in rows[-1].items()}, flush=True
+        )
         _HELD.clear()
         torch.cuda.empty_cache()
         options.json.write_text(json.dumps({"info": info, "rows": rows}, indent=1) + "\n")

@@ -67,9 +67,10 @@ def compile_tree_merge(
     nodes: int,
     heads: int,
     rows: int,
-    columns: int,
     values: int,
+    chunk: int,
     warps: int,
+    stages: int = 1,
     fp8: bool = False,
 ) -> dict[str, int]:
     """Compile one specialisation for contiguous bf16 queries and a bf16 or fp8 cache."""
@@ -77,12 +78,23 @@ def compile_tree_merge(
     row = MockTensor(torch.bfloat16)
     cache = MockTensor(torch.float8_e4m3fn) if fp8 else row
     words = -(-nodes // 64)
-    strides = [heads * 576, 576, 576, nodes * words, heads * 512, 512, heads, 1, heads * 512, 512]
+    strides = [
+        heads * 576,
+        576,
+        576,
+        2 * nodes * words,
+        heads * 512,
+        512,
+        heads,
+        1,
+        heads * 512,
+        512,
+    ]
     compiled = tree_merge_kernel.warmup(
         row,
         cache,
         MockTensor(torch.int64),
-        MockTensor(torch.int64),
+        MockTensor(torch.int32),
         MockTensor(torch.int32),
         row,
         MockTensor(torch.float32),
@@ -92,14 +104,15 @@ def compile_tree_merge(
         *strides,
         NODES=nodes,
         HEADS=heads,
-        WORDS=words,
+        HALF_WORDS=2 * words,
         LATENT=512,
         ROPE=64,
+        ROWS=rows,
+        COLUMNS=max(16, triton.next_power_of_2(nodes)),
         VALUES=values,
-        BLOCK_M=rows,
-        BLOCK_N=columns,
+        CHUNK=chunk,
         num_warps=warps,
-        num_stages=1,
+        num_stages=stages,
         grid=(1,),
     )
     compiled = compiled.result() if hasattr(compiled, "result") else compiled

@@ -83,12 +83,11 @@ class FlashMlaEngine:
             False,
             **scales,
         )
-        return PrefixResult(
-            out=out.view(tokens, heads, LATENT_DIM), lse=lse.reshape(tokens, heads)
-        )
+        return PrefixResult(out=out.view(tokens, heads, LATENT_DIM), lse=lse.reshape(tokens, heads))
 
     def _scale(self, value: float) -> torch.Tensor:
-        # One tensor per value, made at the first (uncaptured) call: a graph must not copy from the host.
+        # One tensor per value, made at the first (uncaptured) call: a graph must not copy from the
+        # host.
         if value not in self._scales:
             self._scales[value] = torch.tensor([value], dtype=torch.float32, device=self._device)
         return self._scales[value]

@@ -28,6 +28,7 @@ def pack_parents(parents: torch.Tensor, packed: torch.Tensor) -> None:
 
     Raises:
         ValueError: the shapes do not fit each other or the limit of 256 nodes.
+
     """
     requests, nodes = parents.shape
     _check_packed(packed, requests, nodes)
@@ -62,6 +63,7 @@ def pack_full_mask(
 
     Raises:
         ValueError: the shapes do not fit each other, or the batch is larger than ``max_requests``.
+
     """
     requests = prefix_lens.shape[0]
     nodes = packed.shape[1]

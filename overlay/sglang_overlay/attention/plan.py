@@ -89,6 +89,7 @@ class VerifyPlan:
 
         Raises:
             ValueError: the batch exceeds ``max_requests``, or not exactly one topology was given.
+
         """
         requests = step.prefix_lens.shape[0]
         if requests > self.sizes.max_requests:

@@ -54,4 +54,3 @@ class PrefixEngine(Protocol):
         self, query: torch.Tensor, cache: torch.Tensor, softmax_scale: float, cache_scale: float
     ) -> PrefixResult:
         """Attend ``query`` [tokens, heads, 576] to the planned prefixes in ``cache`` [slots, 1, 576]."""
-

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import triton
 
 from sglang_overlay.attention.kernels.tree_merge import tree_merge_kernel
 from sglang_overlay.attention.mask import words_for
@@ -21,18 +22,48 @@ _LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True, kw_only=True)
 class Tiles:
-    """Launch shape: (node, head) rows, tree columns and value columns per program; warps."""
+    """Launch shape of the kernel.
+
+    ``rows`` (node, head) pairs and ``values`` output columns per program; wide dimensions are walked
+    ``chunk`` columns at a time, ``stages`` chunks in flight; ``warps`` per program.
+    """
 
     rows: int
-    columns: int
     values: int
+    chunk: int
     warps: int
+    stages: int = 1
+
+    def __post_init__(self) -> None:
+        if self.values % self.chunk or LATENT_DIM % self.values:
+            raise ValueError(
+                f"tiles: got values {self.values} and chunk {self.chunk}; needed chunk to divide values "
+                f"and values to divide {LATENT_DIM}"
+            )
 
 
 def choose_tiles(requests: int, nodes: int, heads: int) -> Tiles:
-    """Return the tiles for a batch; a function of sizes that are fixed when a graph is captured."""
-    columns = 16 if nodes <= 16 else 32 if nodes <= 32 else 64
-    return Tiles(rows=16, columns=columns, values=LATENT_DIM, warps=4)
+    """Return the tiles for a batch; a function of sizes that are fixed when a graph is captured.
+
+    Small launches are bound by latency and want many programs with everything in flight at once, large
+    ones by traffic and want tall tiles that reuse the tree's rows. Thresholds measured on an H200.
+    """
+    rows = requests * nodes * heads
+    if nodes <= 16:
+        return Tiles(rows=16, values=512, chunk=512, warps=4)
+    if nodes <= 32:
+        if rows <= 1024:
+            return Tiles(rows=16, values=256, chunk=256, warps=4, stages=2)
+        return Tiles(rows=16, values=512, chunk=128, warps=2, stages=3)
+    if nodes <= 64 and rows <= 1024:
+        return Tiles(rows=16, values=256, chunk=256, warps=4, stages=2)
+    if nodes <= 64 and rows <= 8192:
+        return Tiles(rows=16, values=512, chunk=128, warps=4, stages=3)
+    if rows <= 4096:
+        return Tiles(rows=16, values=512, chunk=64, warps=4, stages=3)
+    if nodes <= 128:
+        return Tiles(rows=64, values=512, chunk=64, warps=4, stages=3)
+    return Tiles(rows=128, values=512, chunk=64, warps=8, stages=3)
 
 
 def merge_tree(
@@ -62,6 +93,7 @@ def merge_tree(
 
     Raises:
         ValueError: shapes, strides or dtypes do not fit.
+
     """
     requests, nodes, words = ancestors.shape
     tokens, heads, _ = query.shape
@@ -72,7 +104,7 @@ def merge_tree(
         query,
         cache,
         slots,
-        ancestors,
+        ancestors.view(torch.int32),
         lengths,
         prefix.out,
         prefix.lse,
@@ -82,7 +114,7 @@ def merge_tree(
         query.stride(0),
         query.stride(1),
         cache.stride(0),
-        ancestors.stride(0),
+        2 * ancestors.stride(0),
         prefix.out.stride(0),
         prefix.out.stride(1),
         prefix.lse.stride(0),
@@ -91,14 +123,15 @@ def merge_tree(
         out.stride(1),
         NODES=nodes,
         HEADS=heads,
-        WORDS=words,
+        HALF_WORDS=2 * words,
         LATENT=LATENT_DIM,
         ROPE=ROPE_DIM,
+        ROWS=tiles.rows,
+        COLUMNS=max(16, triton.next_power_of_2(nodes)),
         VALUES=tiles.values,
-        BLOCK_M=tiles.rows,
-        BLOCK_N=tiles.columns,
+        CHUNK=tiles.chunk,
         num_warps=tiles.warps,
-        num_stages=1,
+        num_stages=tiles.stages,
     )
 
 

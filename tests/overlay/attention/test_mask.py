@@ -49,9 +49,7 @@ def test_full_mask_of_a_ragged_batch(nodes: int) -> None:
     prefixes = [7, 0, 130, 1]
     trees = [tree_parents(topology, nodes, seed=1) for topology in TOPOLOGIES]
     packed = torch.full((4, nodes, words_for(nodes)), -1)
-    pack_full_mask(
-        full_mask(prefixes, trees), torch.tensor(prefixes), packed, max_requests=6
-    )
+    pack_full_mask(full_mask(prefixes, trees), torch.tensor(prefixes), packed, max_requests=6)
     assert torch.equal(packed, expected(trees))
 
 
@@ -82,7 +80,9 @@ def test_refusals_say_what_was_got_and_needed() -> None:
     with pytest.raises(ValueError, match="stride 2 between nodes"):
         pack_parents(torch.zeros(1, 8).long()[:, ::2], torch.zeros(1, 4, 1).long())
     with pytest.raises(ValueError, match="contiguous bool"):
-        pack_full_mask(torch.ones(16), torch.tensor([0]), torch.zeros(1, 4, 1).long(), max_requests=1)
+        pack_full_mask(
+            torch.ones(16), torch.tensor([0]), torch.zeros(1, 4, 1).long(), max_requests=1
+        )
     with pytest.raises(ValueError, match="got 2 requests, needed at most 1"):
         pack_full_mask(
             torch.ones(32).bool(), torch.tensor([0, 0]), torch.zeros(2, 4, 1).long(), max_requests=1

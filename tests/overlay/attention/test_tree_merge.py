@@ -54,10 +54,10 @@ def merge(
 @pytest.mark.parametrize(
     "tiles",
     [
-        Tiles(rows=16, columns=16, values=512, warps=4),
-        Tiles(rows=16, columns=32, values=128, warps=4),
-        Tiles(rows=32, columns=64, values=256, warps=4),
-        Tiles(rows=64, columns=16, values=64, warps=4),
+        Tiles(rows=16, values=512, chunk=512, warps=4),
+        Tiles(rows=16, values=128, chunk=128, warps=4),
+        Tiles(rows=32, values=256, chunk=64, warps=4),
+        Tiles(rows=64, values=64, chunk=64, warps=4),
     ],
 )
 def test_tiles_do_not_change_the_result(tiles: Tiles) -> None:

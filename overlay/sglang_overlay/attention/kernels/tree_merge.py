@@ -31,95 +31,92 @@ def tree_merge_kernel(
     out_head,
     NODES: tl.constexpr,
     HEADS: tl.constexpr,
-    WORDS: tl.constexpr,
+    HALF_WORDS: tl.constexpr,
     LATENT: tl.constexpr,
     ROPE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
     VALUES: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):
-    """Attend BLOCK_M (node, head) rows of one request over its tree; merge; write VALUES columns.
+    """Attend ROWS (node, head) rows of one request over its whole tree; merge; write VALUES columns.
 
-    ``score_scale`` is softmax scale × stored-unit scale × log2 e, ``value_scale`` the stored-unit
-    scale. Names ending in _token, _head, _slot, _request are strides in elements.
+    A tree has at most 256 nodes, so a row's scores fit in registers and one ordinary softmax covers
+    tree and prefix; the wide dimensions are walked in chunks instead. ``score_scale`` is softmax scale
+    × stored-unit scale × log2 e, ``value_scale`` the stored-unit scale. ``ancestors`` are 32-bit
+    halves of the packed words. Names ending in _token, _head, _slot, _request are strides in elements.
     """
     block = tl.program_id(0)
     request = tl.program_id(1).to(tl.int64)
     value_start = tl.program_id(2) * VALUES
 
-    row = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    row = block * ROWS + tl.arange(0, ROWS)
     live = row < NODES * HEADS
     node = row // HEADS
     head = (row % HEADS).to(tl.int64)
     token = request * NODES + node
-    latent = tl.arange(0, LATENT)
-    rope = LATENT + tl.arange(0, ROPE)
-    value = value_start + tl.arange(0, VALUES)
-
-    # All loads that need no result of another come first, the slots before all: the cache rows wait for
-    # them. The prefix's rows travel while the tree is computed.
-    column = tl.arange(0, BLOCK_N)
-    slot = tl.load(slots + request * NODES + column, mask=column < NODES, other=0)
-    length = tl.load(lengths + request)
+    column = tl.arange(0, COLUMNS)
+    exists = column < NODES
+    slot = tl.load(slots + request * NODES + column, mask=exists, other=0).to(tl.int64)
     query_row = query + token * query_token + head * query_head
-    q_latent = tl.load(query_row[:, None] + latent[None, :], mask=live[:, None], other=0.0)
-    q_rope = tl.load(query_row[:, None] + rope[None, :], mask=live[:, None], other=0.0)
-    lse = tl.load(prefix_lse + token * lse_token + head * lse_head, mask=live, other=0.0)
+    cache_row = cache + slot * cache_slot
+
+    # Whatever can be loaded before the first product is: its synchronisation would hold up the rest.
     prefix_row = prefix_out + token * prefix_token + head * prefix_head
-    prefix = tl.load(prefix_row[:, None] + value[None, :], mask=live[:, None], other=0.0)
+    part = value_start + tl.arange(0, CHUNK)
+    rope = LATENT + tl.arange(0, ROPE)
+    q_rope = tl.load(query_row[:, None] + rope[None, :], mask=live[:, None], other=0.0)
+    prefix = tl.load(prefix_row[:, None] + part[None, :], mask=live[:, None], other=0.0)
+    lse = tl.load(prefix_lse + token * lse_token + head * lse_head, mask=live, other=0.0)
+    has_prefix = tl.load(lengths + request) > 0
+    ancestors_row = ancestors + request * ancestors_request + node * HALF_WORDS
+    bits = tl.load(ancestors_row, mask=live, other=0)
+    k_rope = tl.load(cache_row[:, None] + rope[None, :], mask=exists[:, None], other=0.0)
 
-    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, VALUES], tl.float32)
-    for start in range(0, NODES, BLOCK_N):
-        exists = column < NODES
-        kv_row = cache + slot.to(tl.int64) * cache_slot
-        k_latent = tl.load(kv_row[:, None] + latent[None, :], mask=exists[:, None], other=0.0)
-        k_rope = tl.load(kv_row[:, None] + rope[None, :], mask=exists[:, None], other=0.0)
-        k_latent = k_latent.to(q_latent.dtype)
-        k_rope = k_rope.to(q_latent.dtype)
+    if CHUNK == LATENT:
+        q = tl.load(query_row[:, None] + part[None, :], mask=live[:, None], other=0.0)
+        k = tl.load(cache_row[:, None] + part[None, :], mask=exists[:, None], other=0.0)
+        k = k.to(q.dtype)
+        score = tl.dot(q, tl.trans(k), input_precision="ieee")
+    else:
+        score = tl.zeros([ROWS, COLUMNS], tl.float32)
+        for start in range(0, LATENT, CHUNK):
+            latent = start + tl.arange(0, CHUNK)
+            q = tl.load(query_row[:, None] + latent[None, :], mask=live[:, None], other=0.0)
+            k = tl.load(cache_row[:, None] + latent[None, :], mask=exists[:, None], other=0.0)
+            score = tl.dot(q, tl.trans(k.to(q.dtype)), acc=score, input_precision="ieee")
+    score = tl.dot(q_rope, tl.trans(k_rope.to(q_rope.dtype)), acc=score, input_precision="ieee")
 
-        score = tl.dot(q_latent, tl.trans(k_latent), input_precision="ieee")
-        score = tl.dot(q_rope, tl.trans(k_rope), acc=score, input_precision="ieee")
-        score *= score_scale
-        bits = tl.load(
-            ancestors + request * ancestors_request + node * WORDS + start // 64,
-            mask=live,
-            other=0,
-        )
-        shift = (start % 64 + tl.arange(0, BLOCK_N)).to(tl.int64)
-        sees = ((bits[:, None] >> shift[None, :]) & 1) != 0
-        score = tl.where(sees & exists[None, :], score, float("-inf"))
+    sees = tl.zeros([ROWS, COLUMNS], tl.int32)
+    for word in tl.static_range(0, (NODES + 31) // 32):
+        own = (column // 32 == word)[None, :]
+        sees |= tl.where(own, (bits[:, None] >> (column % 32)[None, :]) & 1, 0)
+        bits = tl.load(ancestors_row + word + 1, mask=live & (word + 1 < HALF_WORDS), other=0)
+    score = tl.where(sees != 0, score * score_scale, float("-inf"))
 
-        new_top = tl.maximum(top, tl.max(score, axis=1))
-        # A row that has seen nothing yet keeps −inf; subtracting it from itself would be NaN.
-        pivot = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weight = tl.exp2(score - pivot[:, None])
-        shrink = tl.exp2(top - pivot)
-        total = total * shrink + tl.sum(weight, axis=1)
-        if VALUES == LATENT:
-            v = k_latent
-        else:
-            v = tl.load(kv_row[:, None] + value[None, :], mask=exists[:, None], other=0.0)
-            v = v.to(q_latent.dtype)
-        acc = acc * shrink[:, None]
-        acc = tl.dot(weight.to(v.dtype), v, acc=acc, input_precision="ieee")
-        top = new_top
-        column += BLOCK_N
-        slot = tl.load(slots + request * NODES + column, mask=column < NODES, other=0)
+    # The length alone says whether there is a prefix; without one, its rows hold another slot's
+    # values.
+    lse = tl.where(has_prefix, lse * LOG2_E, float("-inf"))
+    top = tl.maximum(tl.max(score, axis=1), lse)
+    # A row with neither prefix nor bit has the maximum −inf and gives zeros, not NaN.
+    top = tl.where(top == float("-inf"), 0.0, top)
+    weight = tl.exp2(score - top[:, None])
+    prefix_weight = tl.exp2(lse - top)
+    total = tl.sum(weight, axis=1) + prefix_weight
+    norm = 1.0 / tl.where(total == 0.0, 1.0, total)
+    prefix_weight *= norm
+    weight = (weight * (norm * value_scale)[:, None]).to(query.dtype.element_ty)
 
-    # The length alone says whether there is a prefix; without one, its rows hold another slot's values.
-    lse = tl.where(length > 0, lse * LOG2_E, float("-inf"))
-    both = tl.maximum(top, lse)
-    both = tl.where(both == float("-inf"), 0.0, both)
-    tree_weight = tl.exp2(top - both)
-    prefix_weight = tl.exp2(lse - both)
-    norm = total * tree_weight + prefix_weight
-    norm = tl.where(norm == 0.0, 1.0, norm)
-
-    tree_weight = tree_weight * value_scale / norm
-    prefix_weight = prefix_weight / norm
-    prefix = tl.where(length > 0, prefix.to(tl.float32), 0.0)
-    merged = acc * tree_weight[:, None] + prefix * prefix_weight[:, None]
     out_row = out + token * out_token + head * out_head
-    tl.store(out_row[:, None] + value[None, :], merged.to(out.dtype.element_ty), mask=live[:, None])
+    for start in range(0, VALUES, CHUNK):
+        if CHUNK == LATENT:
+            v = k
+        else:
+            v = tl.load(cache_row[:, None] + part[None, :], mask=exists[:, None], other=0.0)
+        merged = tl.where(has_prefix, prefix.to(tl.float32), 0.0) * prefix_weight[:, None]
+        merged = tl.dot(weight, v.to(weight.dtype), acc=merged, input_precision="ieee")
+        merged = merged.to(out.dtype.element_ty)
+        tl.store(out_row[:, None] + part[None, :], merged, mask=live[:, None])
+        part += CHUNK
+        more = live & (start + CHUNK < VALUES)
+        prefix = tl.load(prefix_row[:, None] + part[None, :], mask=more[:, None], other=0.0)
