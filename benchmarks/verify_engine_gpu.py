@@ -141,8 +141,9 @@ def server_arguments(mode: str, folder: Path) -> dict[str, Any]:
         "speculative_algorithm": "DFLASH",
         "speculative_draft_model_path": str(folder / "drafter"),
         "speculative_draft_attention_backend": "triton",
-        # The drafter's own attention over a long context would hide the verify's share.
-        "speculative_draft_window_size": 1024,
+        "sampling_backend": "pytorch",
+        # A server waits here for the others without running a batch.
+        "watchdog_timeout": 1200,
         "log_level": "info",
     }
     if mode == "triton":
