@@ -1,18 +1,20 @@
-"""Time tree verification side by side on one GPU: the adapter, FlashMLA's causal chain, stock Triton.
+"""Time tree verification side by side on one GPU: the adapter, FlashMLA's chain, stock Triton.
 
 Per shape, one layer's attention of a verify step:
 
-- ``chain``    FlashMLA, causal over prefix + tree rows: what SGLang's FlashMLA backend runs, tree ignored
+- ``chain``    FlashMLA, causal over prefix + tree rows: what SGLang's FlashMLA backend runs, tree
+  ignored
 - ``adapter``  FlashMLA over the prefix, then the tree kernel with a random tree
 - ``stock``    SGLang's Triton verify kernel with the same tree as a FULL_MASK
 - ``prefix``   the adapter without its tree kernel
 - ``metadata`` everything done once per step: page table, packed mask, schedule
 - ``floor``    max(bytes / measured copy bandwidth, flops / 790 TFLOP/s)
 
-One CUDA graph holds one call per layer, every layer with its own KV cache, together more than four times
-the L2, as in a model. chain, adapter and prefix are replayed in turns, round after round, so that clock
-and temperature are shared; times are medians over the rounds, ratios medians of each round's ratio.
-``*_eager`` are single launches between L2 flushes (triton's do_bench), as a cross-check.
+One CUDA graph holds one call per layer, every layer with its own KV cache, together more than four
+times the L2, as in a model. chain, adapter and prefix are replayed in turns, round after round, so
+that clock and temperature are shared; times are medians over the rounds, ratios medians of each
+round's ratio. ``*_eager`` are single launches between L2 flushes (triton's do_bench), as a
+cross-check.
 
 usage: python benchmarks/verify_adapter.py OUT.json OUT.md [--no-stock] [--fp8]
 Needs an sm_90 GPU, sgl_kernel and sglang on PYTHONPATH, beside the overlay.
@@ -36,6 +38,7 @@ from sglang.srt.layers.attention.triton_ops.extend_attention import extend_atten
 from sglang_overlay.attention.adapter import VerifyAdapter
 from sglang_overlay.attention.flashmla import FlashMlaEngine, _saturated
 from sglang_overlay.attention.plan import PlanSizes, VerifyPlan, VerifyStep
+from torch.profiler import ProfilerActivity, profile
 
 KEY, VALUE, PAGE, SCALE = 576, 512, 64, 576**-0.5
 # (requests, context, heads, nodes): first the shapes of the project's reference table.
@@ -60,6 +63,7 @@ SHAPES = [
     (4, 131072, 8, 16),
     (8, 8192, 8, 16),
     (8, 8192, 16, 128),
+    (8, 8192, 8, 256),
     (16, 16384, 16, 32),
     (16, 4096, 8, 100),
     (48, 4096, 8, 16),
@@ -110,6 +114,19 @@ def replay_time(graph: torch.cuda.CUDAGraph, repeats: int) -> float:
     return float(start.elapsed_time(end)) / repeats
 
 
+def kernel_times(call: Callable[[], object]) -> dict[str, float]:
+    """Return µs of GPU time per kernel of one ``call``."""
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
+        for _ in range(10):
+            call()
+        torch.cuda.synchronize()
+    return {
+        event.key[:60]: round(event.self_device_time_total / 10, 2)
+        for event in profiler.key_averages()
+        if event.self_device_time_total > 0
+    }
+
+
 class Case:
     """The tensors of one shape: a cache per layer, one page table, one random tree per request."""
 
@@ -148,9 +165,11 @@ class Case:
         self.adapter = VerifyAdapter(engine, VerifyPlan(sizes, "cuda"))
 
     def prepare(self) -> None:
+        """Do what is done once per step."""
         self.adapter.prepare(self.step, self.heads)
 
     def adapter_calls(self) -> list[Callable[[], object]]:
+        """Return one call per layer of the whole adapter."""
         return [
             lambda cache=cache: self.adapter.attend(
                 self.query, cache, self.tree_slots, softmax_scale=SCALE
@@ -159,12 +178,14 @@ class Case:
         ]
 
     def prefix_calls(self) -> list[Callable[[], object]]:
+        """Return one call per layer of the prefix engine alone."""
         return [
             lambda cache=cache: self.adapter.engine.run(self.query, cache, SCALE, 1.0)
             for cache in self.caches
         ]
 
     def chain_calls(self) -> list[Callable[[], object]]:
+        """Return one call per layer of FlashMLA's causal kernel over prefix and tree."""
         lengths = (self.step.prefix_lens + self.nodes).int()
         plan = get_mla_metadata(lengths, self.nodes * self.heads, 1, is_fp8_kvcache=self.fp8)
         one = torch.ones(1, device="cuda")
@@ -215,7 +236,7 @@ class Case:
         )
 
     def floor(self, tb_per_s: float) -> float:
-        """Return the least possible ms: every KV row and query read once, every output written once."""
+        """Return the least possible ms: KV rows and queries read once, outputs written once."""
         width = self.context + self.nodes
         rows = self.requests * self.nodes * self.heads
         moved = self.requests * width * KEY * (1 if self.fp8 else 2) + rows * (KEY + VALUE) * 2
@@ -266,6 +287,9 @@ def measure(
     row["passes"] = row["ratio"] <= 1.10 or row["extra_us"] <= 6.0
     row["floor_fraction"] = row["floor"] / row["adapter"]
     row["metadata"] = replay_time(captured([case.prepare]), 200)
+    row["metadata_kernels_us"] = kernel_times(case.prepare)
+    row["attend_kernels_us"] = kernel_times(case.adapter_calls()[0])
+    row["chain_kernels_us"] = kernel_times(case.chain_calls()[0])
     row["chain_eager"] = do_bench(case.chain_calls()[0])
     row["adapter_eager"] = do_bench(case.adapter_calls()[0])
     if stock and not case.fp8:
@@ -288,15 +312,19 @@ def markdown(info: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         "| holds | floor / adapter | stock | stock / adapter | metadata µs |",
         "|" + "---|" * 15,
     ]
-    for row in rows:
-        stock = f"{row['stock']:.3f} | {row['stock_over_adapter']:.0f}" if "stock" in row else "|"
-        lines.append(
-            f"| {row['requests']} | {row['context']} | {row['heads']} | {row['nodes']} "
-            f"| {row['cache']} | {row['floor']:.4f} | {row['chain']:.4f} | {row['adapter']:.4f} "
-            f"| {row['ratio']:.3f} | {row['extra_us']:.1f} | {'yes' if row['passes'] else 'NO'} "
-            f"| {row['floor_fraction']:.2f} | {stock} | {1000 * row['metadata']:.1f} |"
-        )
+    lines += [markdown_row(row) for row in rows]
     return "\n".join(lines) + "\n"
+
+
+def markdown_row(row: dict[str, Any]) -> str:
+    """Return one result as a line of the table."""
+    stock = f"{row['stock']:.3f} | {row['stock_over_adapter']:.0f}" if "stock" in row else " | "
+    return (
+        f"| {row['requests']} | {row['context']} | {row['heads']} | {row['nodes']} "
+        f"| {row['cache']} | {row['floor']:.4f} | {row['chain']:.4f} | {row['adapter']:.4f} "
+        f"| {row['ratio']:.3f} | {row['extra_us']:.1f} | {'yes' if row['passes'] else 'NO'} "
+        f"| {row['floor_fraction']:.2f} | {stock} | {1000 * row['metadata']:.1f} |"
+    )
 
 
 def version(name: str) -> str:
@@ -308,6 +336,7 @@ def version(name: str) -> str:
 
 
 def main() -> None:
+    """Measure every shape and write both files after each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("json", type=Path)
     parser.add_argument("markdown", type=Path)

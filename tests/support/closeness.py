@@ -8,10 +8,10 @@ import torch
 def assert_close(
     got: torch.Tensor, want: torch.Tensor, *, absolute: float, relative: float, cosine: float
 ) -> None:
-    """Fail unless all three measures hold and inf and NaN sit at the same places with the same sign.
+    """Fail unless all three measures hold and inf and NaN sit at the same places.
 
-    ``relative`` bounds ‖got − want‖ / ‖want‖, ``absolute`` the largest single difference, ``cosine``
-    1 − cosine similarity.
+    ``relative`` bounds ‖got − want‖ / ‖want‖, ``absolute`` the largest single difference,
+    ``cosine`` 1 − cosine similarity.
     """
     got, want = got.detach().cpu().double(), want.detach().cpu().double()
     assert got.shape == want.shape, f"shape {tuple(got.shape)}, expected {tuple(want.shape)}"

@@ -1,7 +1,8 @@
 """Compile the overlay's kernels for a GPU that is not there, and report what each needs.
 
-Run as a program, without TRITON_INTERPRET: ``python -m tests.support.gpu_compile 90 '[{...tiles}]'``. Triton's
-driver is replaced by one that only names a target; ptxas then runs as it would on the machine.
+Run as a program, without TRITON_INTERPRET: ``python -m tests.support.gpu_compile 90
+'[{...tiles}]'``. Triton's driver is replaced by one that only names a target; ptxas then runs as it
+would on the machine.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ def compile_tree_merge(
     heads: int,
     rows: int,
     values: int,
-    chunk: int,
+    key_chunk: int,
+    value_chunk: int,
     warps: int,
     stages: int = 1,
     fp8: bool = False,
@@ -110,7 +112,8 @@ def compile_tree_merge(
         ROWS=rows,
         COLUMNS=max(16, triton.next_power_of_2(nodes)),
         VALUES=values,
-        CHUNK=chunk,
+        KEY_CHUNK=key_chunk,
+        VALUE_CHUNK=value_chunk,
         num_warps=warps,
         num_stages=stages,
         grid=(1,),

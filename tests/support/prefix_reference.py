@@ -1,7 +1,7 @@
-"""REFERENCE prefix engine in torch, for tests on a CPU. It is no product code and no stand-in for speed.
+"""REFERENCE prefix engine in torch, for tests on a CPU: no product code, no stand-in for speed.
 
-It honours the whole contract of `sglang_overlay.attention.prefix.PrefixEngine`, page table included, and
-refuses what the contract excludes.
+It honours the whole contract of `sglang_overlay.attention.prefix.PrefixEngine`, page table
+included, and refuses what the contract excludes.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def make_case(
     poison: bool = True,
     strided: bool = False,
 ) -> VerifyCase:
-    """Build a step. Each request's slots are shuffled pages; its tree lies right behind its prefix."""
+    """Build a step: shuffled pages, each request's tree right behind its prefix."""
     generator = torch.Generator().manual_seed(seed)
     requests = len(prefixes)
     spans = [-(-(prefix + nodes) // page_size) for prefix in prefixes]

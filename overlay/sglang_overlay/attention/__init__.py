@@ -1,7 +1,7 @@
-"""Split verify: dense attention over the prefix, masked attention over the draft tree, merged by lse.
+"""Split verify: dense attention over the prefix and masked over the draft tree, merged by lse.
 
-Exact because softmax attention over a union of disjoint sets of rows is the lse-weighted mean of the
-attention over each set; only the tree's part needs a mask, and that mask is nodes × nodes bits.
+Exact because softmax attention over a union of disjoint sets of rows is the lse-weighted mean of
+the attention over each set; only the tree's part needs a mask, and that mask is nodes × nodes bits.
 
 - `oracle`      float64 reference that every kernel is compared with
 - `mask`        packed ancestor masks, from parents or from SGLang's FULL_MASK

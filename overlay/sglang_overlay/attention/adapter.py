@@ -12,8 +12,8 @@ from sglang_overlay.attention.tree_merge import merge_tree
 class VerifyAdapter:
     """A prefix engine and the tree kernel on one plan.
 
-    ``tree_launches`` counts tree kernels issued by Python (once per captured call, not per replay), so
-    that a test can prove which path a layer took.
+    ``tree_launches`` counts tree kernels issued by Python (once per captured call, not per replay),
+    so that a test can prove which path a layer took.
     """
 
     def __init__(self, engine: PrefixEngine, plan: VerifyPlan) -> None:
@@ -48,9 +48,9 @@ class VerifyAdapter:
     ) -> torch.Tensor:
         """Return attention over prefix ∪ ancestors, [tokens, heads, 512] in the query's dtype.
 
-        ``query`` [requests × nodes, heads, 576], ``cache`` [slots, 1, 576] of this layer with the tree's
-        rows already stored, ``slots`` [requests × nodes] their rows. The result replaces the engine's
-        own output in place.
+        ``query`` [requests × nodes, heads, 576], ``cache`` [slots, 1, 576] of this layer with the
+        tree's rows already stored, ``slots`` [requests × nodes] their rows. The result replaces the
+        engine's own output in place.
         """
         prefix = self.engine.run(query, cache, softmax_scale, cache_scale)
         merge_tree(

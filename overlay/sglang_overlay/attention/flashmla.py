@@ -2,12 +2,13 @@
 
 Three choices differ from what SGLang's FlashMLA backend does for a chain:
 
-- The scheduler is planned for prefix lengths, not for prefix + tree: a plan for other lengths splits
-  the work at the wrong blocks.
-- Nodes and heads go in as one axis of heads with a query length of 1. Without a mask they are the same
-  computation, and the lse then comes out in token order, which saves FlashMLA's own transposing copy.
-- fp8: the query is quantised with scale 1 and saturation, and keys are read with ``cache_scale``. SGLang
-  stores an fp8 cache without dividing by ``k_scale``, so its cache is read with scale 1.
+- The scheduler is planned for prefix lengths, not for prefix + tree: a plan for other lengths
+  splits the work at the wrong blocks.
+- Nodes and heads go in as one axis of heads with a query length of 1. Without a mask they are the
+  same computation, and the lse then comes out in token order, which saves FlashMLA's own
+  transposing copy.
+- fp8: the query is quantised with scale 1 and saturation, and keys are read with ``cache_scale``.
+  SGLang stores an fp8 cache without dividing by ``k_scale``, so its cache is read with scale 1.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class FlashMlaEngine:
 
 
 def _saturated(query: torch.Tensor) -> torch.Tensor:
-    """Return ``query`` [tokens, heads, 576] in fp8, values beyond ±448 clamped; torch's cast gives NaN."""
+    """Return ``query`` in fp8, values beyond ±448 clamped, where torch's cast gives NaN."""
     tokens, heads, width = query.shape
     out = torch.empty(tokens, heads, width, dtype=_FP8, device=query.device)
     saturate_kernel[(tokens * heads,)](

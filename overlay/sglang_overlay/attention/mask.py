@@ -1,7 +1,7 @@
 """Packed ancestor masks, built on the device without a synchronisation.
 
-``packed`` is [requests, nodes, ceil(nodes / 64)] int64; bit j % 64 of word j // 64 of row i says that
-node i attends to node j. It is nodes × nodes bits, whatever the context.
+``packed`` is [requests, nodes, ceil(nodes / 64)] int64; bit j % 64 of word j // 64 of row i says
+that node i attends to node j. It is nodes × nodes bits, whatever the context.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ def words_for(nodes: int) -> int:
 
 
 def pack_parents(parents: torch.Tensor, packed: torch.Tensor) -> None:
-    """Write the ancestors of every node into ``packed``, from [requests, nodes] int32/int64 parents.
+    """Write every node's ancestors into ``packed``, from [requests, nodes] int32/int64 parents.
 
-    A negative parent makes a root. The order of nodes is free. A parent ≥ nodes counts as a root's and
-    a cycle ends after ``nodes`` steps: the values are on the device and cannot be refused here.
+    A negative parent makes a root. The order of nodes is free. A parent ≥ nodes counts as a root's
+    and a cycle ends after ``nodes`` steps: the values are on the device and cannot be refused here.
 
     Raises:
         ValueError: the shapes do not fit each other or the limit of 256 nodes.
@@ -56,10 +56,11 @@ def pack_full_mask(
 ) -> None:
     """Write the tree's corner of SGLang's FULL_MASK into ``packed``.
 
-    ``full_mask`` is flat bool: per request nodes × (prefix + nodes), requests one behind the other (the
-    layout that ``TritonAttnBackend`` indexes by its ``mask_indptr``). ``prefix_lens`` [requests] int.
-    Prefix columns are taken as True, as the stock kernel takes them. ``max_requests`` bounds the batch
-    for the life of the caller, so that one compiled kernel serves every batch size.
+    ``full_mask`` is flat bool: per request nodes × (prefix + nodes), requests one behind the other
+    (the layout that ``TritonAttnBackend`` indexes by its ``mask_indptr``). ``prefix_lens``
+    [requests] int. Prefix columns are taken as True, as the stock kernel takes them.
+    ``max_requests`` bounds the batch for the life of the caller, so that one compiled kernel serves
+    every batch size.
 
     Raises:
         ValueError: the shapes do not fit each other, or the batch is larger than ``max_requests``.
@@ -75,7 +76,8 @@ def pack_full_mask(
         )
     if requests > max_requests:
         raise ValueError(
-            f"prefix_lens: got {requests} requests, needed at most {max_requests}; raise max_requests"
+            f"prefix_lens: got {requests} requests, needed at most {max_requests}; "
+            "raise max_requests"
         )
     words = words_for(nodes)
     pack_full_mask_kernel[(requests, words, -(-nodes // _MASK_ROWS))](

@@ -1,8 +1,8 @@
 """Float64 reference of tree attention: plain loops, one node at a time. Slow on purpose.
 
 Absorbed MLA: one key row of 576 per slot, whose first 512 columns are the value row (DeepSeek-V2,
-arXiv 2405.04434, section 2.1). The tree follows Miao et al., arXiv 2305.09781: a node attends to the
-prefix, its ancestors and itself.
+arXiv 2405.04434, section 2.1). The tree follows Miao et al., arXiv 2305.09781: a node attends to
+the prefix, its ancestors and itself.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def tree_attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (out [tokens, heads, 512], natural-log lse [tokens, heads]), both float64.
 
-    ``query`` [requests × nodes, heads, 576], ``cache`` [slots, 576], ``prefix_slots`` one index tensor
-    [prefix] per request, ``tree_slots`` [requests, nodes], ``masks`` one [nodes, nodes] bool per
-    request. A node that sees no row at all gives zeros and −inf.
+    ``query`` [requests × nodes, heads, 576], ``cache`` [slots, 576], ``prefix_slots`` one index
+    tensor [prefix] per request, ``tree_slots`` [requests, nodes], ``masks`` one [nodes, nodes] bool
+    per request. A node that sees no row at all gives zeros and −inf.
     """
     requests, nodes = tree_slots.shape
     heads = query.shape[1]

@@ -48,9 +48,9 @@ class PlanSizes:
 class VerifyStep:
     """The inputs of one step, on the device.
 
-    ``prefix_lens`` [requests] int32/int64 counts slots without the tree. ``request_rows`` [requests]
-    int are rows of ``req_to_token`` [pool, context] int32. The topology is ``parents`` [requests,
-    nodes] or SGLang's flat ``full_mask``, exactly one of them.
+    ``prefix_lens`` [requests] int32/int64 counts slots without the tree. ``request_rows``
+    [requests] int are rows of ``req_to_token`` [pool, context] int32. The topology is ``parents``
+    [requests, nodes] or SGLang's flat ``full_mask``, exactly one of them.
     """
 
     prefix_lens: torch.Tensor
@@ -63,9 +63,9 @@ class VerifyStep:
 class VerifyPlan:
     """The buffers: int32 unless said otherwise.
 
-    ``page_table`` [max_requests, table_width]; ``lengths`` [max_requests] of the prefixes; ``planned_lengths``
-    [max_requests], the same but at least 1, for engines; ``ancestors`` [max_requests, nodes, words]
-    int64 (see `mask`).
+    ``page_table`` [max_requests, table_width]; ``lengths`` [max_requests] of the prefixes;
+    ``planned_lengths`` [max_requests], the same but at least 1, for engines; ``ancestors``
+    [max_requests, nodes, words] int64 (see `mask`).
     """
 
     def __init__(self, sizes: PlanSizes, device: torch.device | str) -> None:

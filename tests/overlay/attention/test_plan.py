@@ -46,7 +46,7 @@ def test_an_empty_prefix_is_planned_as_one_slot() -> None:
 
 @pytest.mark.parametrize(("nodes", "pages"), [(1, 65), (64, 65), (65, 66), (256, 68)])
 def test_a_tree_behind_a_full_context_has_its_own_columns(nodes: int, pages: int) -> None:
-    """SGLang's own table is (context + 64) // 64 = 65 wide: a tree above 65 would overflow a row."""
+    """SGLang's own table is (context + 64) // 64 = 65 wide: trees above 65 overflow a row."""
     sizes = PlanSizes(max_requests=2, max_context=4096, nodes=nodes)
     assert VerifyPlan(sizes, "cpu").page_table.shape == (2, pages)
 

@@ -54,10 +54,10 @@ def merge(
 @pytest.mark.parametrize(
     "tiles",
     [
-        Tiles(rows=16, values=512, chunk=512, warps=4),
-        Tiles(rows=16, values=128, chunk=128, warps=4),
-        Tiles(rows=32, values=256, chunk=64, warps=4),
-        Tiles(rows=64, values=64, chunk=64, warps=4),
+        Tiles(rows=16, values=512, key_chunk=512, value_chunk=512, warps=4),
+        Tiles(rows=16, values=128, key_chunk=512, value_chunk=128, warps=4),
+        Tiles(rows=32, values=256, key_chunk=128, value_chunk=64, warps=4),
+        Tiles(rows=64, values=64, key_chunk=64, value_chunk=64, warps=4),
     ],
 )
 def test_tiles_do_not_change_the_result(tiles: Tiles) -> None:
@@ -86,7 +86,7 @@ def test_strided_results_and_output_and_nothing_written_beside_it() -> None:
 
 @pytest.mark.parametrize("junk", [float("nan"), float("inf"), float("-inf"), 1e30])
 def test_rows_of_an_empty_prefix_are_never_read(junk: float) -> None:
-    """FlashMLA writes +inf as the lse of an empty row: merged as it stands it would win over the tree."""
+    """FlashMLA writes +inf as the lse of an empty row: merged as it is, it would beat the tree."""
     case = make_case([0, 20], ["random", "random"], nodes=5, heads=2)
     plan = planned(case)
     prefix = prefix_of(case, plan)
@@ -122,7 +122,7 @@ def test_scores_far_apart_do_not_overflow() -> None:
 
 
 def test_slots_whose_byte_and_element_offsets_pass_int32() -> None:
-    """Slot 2^31 / 576 + 100: slot × 576 wraps in 32 bits. The storage is never touched before it."""
+    """Slot 2^31 / 576 + 100: slot × 576 wraps in 32 bits. Storage before it is never touched."""
     first = (1 << 31) // KEY_DIM + 100
     cache = torch.empty(first + 4, 1, KEY_DIM)
     generator = torch.Generator().manual_seed(0)

@@ -1,7 +1,8 @@
 """A few small steps for compute-sanitizer; exits non-zero when a result is wrong.
 
-``compute-sanitizer --tool memcheck python -m tests.overlay.gpu.sanitize_case`` (and ``--tool racecheck``). Only
-the overlay's own kernels are of interest; they run on the reference prefix result, without FlashMLA.
+``compute-sanitizer --tool memcheck python -m tests.overlay.gpu.sanitize_case`` (and ``--tool
+racecheck``). Only the overlay's own kernels are of interest; they run on the reference prefix
+result, without FlashMLA.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ FP8 = torch.float8_e4m3fn
 # Bounds that a wrong mask bit breaks by an order of magnitude: one bf16 rounding of the output is
 # 2e-3 relative; fp8 queries, keys and weights carry 3 mantissa bits.
 BOUNDS = {
-    torch.bfloat16: dict(absolute=4e-2, relative=5e-3, cosine=2e-5),
-    FP8: dict(absolute=4e-1, relative=5e-2, cosine=1.5e-3),
+    torch.bfloat16: {"absolute": 4e-2, "relative": 5e-3, "cosine": 2e-5},
+    FP8: {"absolute": 4e-1, "relative": 5e-2, "cosine": 1.5e-3},
 }
 
 
@@ -103,7 +103,7 @@ def test_no_further_from_the_oracle_than_flashmla_itself(cache_dtype: torch.dtyp
         *plan,
         SCALE,
         True,
-        **(dict(descale_q=one, descale_k=one) if fp8 else {}),
+        **({"descale_q": one, "descale_k": one} if fp8 else {}),
     )
     want, _ = case.expected()
     got = attend(adapter_for(nodes, cache_dtype), case).cpu().double()
@@ -139,7 +139,7 @@ def test_nothing_synchronises() -> None:
 
 @pytest.mark.parametrize("cache_dtype", [torch.bfloat16, FP8], ids=["bf16", "fp8"])
 def test_one_capture_serves_100_steps(cache_dtype: torch.dtype) -> None:
-    """Lengths, topology, page table, slots and the number of padding rows all change between replays."""
+    """Lengths, topology, page table, slots and the count of padding rows change between replays."""
     nodes, heads, requests = 16, 8, 6
     adapter = adapter_for(nodes, cache_dtype, requests=requests)
     chance = random.Random(1)

@@ -1,5 +1,5 @@
-"""Kernels that write the packed ancestor mask: bit ``j`` of row ``i`` says that node i sees node j."""
-# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
+"""Kernels that write the packed ancestor mask: bit j of row i says that node i sees node j."""
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
 
 import triton
 import triton.language as tl
@@ -54,10 +54,10 @@ def pack_full_mask_kernel(
     WORDS: tl.constexpr,
     REQUESTS: tl.constexpr,
 ):
-    """Copy the nodes × nodes corner of one request's FULL_MASK into bits; prefix columns are not read.
+    """Copy the nodes × nodes corner of a request's FULL_MASK into bits; the prefix is not read.
 
-    The requests' masks lie one behind the other, each nodes × (prefix + nodes), so a request's start
-    is a sum over those before it. Summing here spares the caller an indptr and a kernel.
+    The requests' masks lie one behind the other, each nodes × (prefix + nodes), so a request's
+    start is a sum over those before it. Summing here spares the caller an indptr and a kernel.
     """
     request = tl.program_id(0)
     word = tl.program_id(1)

@@ -1,5 +1,5 @@
 """Kernel that turns the token table of a batch into FlashMLA's page table and int32 lengths."""
-# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
 
 import triton
 import triton.language as tl
@@ -19,10 +19,10 @@ def page_table_kernel(
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the page ids that cover each request's prefix, its length, and its length but at least 1.
+    """Write the page ids that cover a request's prefix, its length, and its length but at least 1.
 
-    Entries behind the prefix keep what they held: always a page id that once was valid, which is all
-    that a prefetch behind the end needs.
+    Entries behind the prefix keep what they held: always a page id that once was valid, which is
+    all that a prefetch behind the end needs.
     """
     request = tl.program_id(0)
     block = tl.program_id(1)

@@ -1,5 +1,5 @@
 """Kernel that casts a query to fp8 with saturation."""
-# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
 
 import triton
 import triton.language as tl

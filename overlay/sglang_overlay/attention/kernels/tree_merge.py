@@ -1,5 +1,5 @@
-"""Kernel of the tree block: masked attention over a tree's own rows, merged with the prefix's result."""
-# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
+"""Kernel of the tree block: masked attention over a tree's rows, merged with the prefix's."""
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
 
 import triton
 import triton.language as tl
@@ -37,14 +37,16 @@ def tree_merge_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     VALUES: tl.constexpr,
-    CHUNK: tl.constexpr,
+    KEY_CHUNK: tl.constexpr,
+    VALUE_CHUNK: tl.constexpr,
 ):
-    """Attend ROWS (node, head) rows of one request over its whole tree; merge; write VALUES columns.
+    """Attend ROWS (node, head) rows of one request over its tree; merge; write VALUES columns.
 
     A tree has at most 256 nodes, so a row's scores fit in registers and one ordinary softmax covers
-    tree and prefix; the wide dimensions are walked in chunks instead. ``score_scale`` is softmax scale
-    × stored-unit scale × log2 e, ``value_scale`` the stored-unit scale. ``ancestors`` are 32-bit
-    halves of the packed words. Names ending in _token, _head, _slot, _request are strides in elements.
+    tree and prefix; the wide dimensions are walked in chunks instead. ``score_scale`` is softmax
+    scale × stored-unit scale × log2 e, ``value_scale`` the stored-unit scale. ``ancestors`` are
+    32-bit halves of the packed words. Names ending in _token, _head, _slot, _request are strides in
+    elements.
     """
     block = tl.program_id(0)
     request = tl.program_id(1).to(tl.int64)
@@ -61,9 +63,9 @@ def tree_merge_kernel(
     query_row = query + token * query_token + head * query_head
     cache_row = cache + slot * cache_slot
 
-    # Whatever can be loaded before the first product is: its synchronisation would hold up the rest.
+    # Whatever can be loaded before the first product is: its barriers would hold up the rest.
     prefix_row = prefix_out + token * prefix_token + head * prefix_head
-    part = value_start + tl.arange(0, CHUNK)
+    part = value_start + tl.arange(0, VALUE_CHUNK)
     rope = LATENT + tl.arange(0, ROPE)
     q_rope = tl.load(query_row[:, None] + rope[None, :], mask=live[:, None], other=0.0)
     prefix = tl.load(prefix_row[:, None] + part[None, :], mask=live[:, None], other=0.0)
@@ -73,15 +75,16 @@ def tree_merge_kernel(
     bits = tl.load(ancestors_row, mask=live, other=0)
     k_rope = tl.load(cache_row[:, None] + rope[None, :], mask=exists[:, None], other=0.0)
 
-    if CHUNK == LATENT:
-        q = tl.load(query_row[:, None] + part[None, :], mask=live[:, None], other=0.0)
-        k = tl.load(cache_row[:, None] + part[None, :], mask=exists[:, None], other=0.0)
+    if KEY_CHUNK == LATENT:
+        latent = tl.arange(0, LATENT)
+        q = tl.load(query_row[:, None] + latent[None, :], mask=live[:, None], other=0.0)
+        k = tl.load(cache_row[:, None] + latent[None, :], mask=exists[:, None], other=0.0)
         k = k.to(q.dtype)
         score = tl.dot(q, tl.trans(k), input_precision="ieee")
     else:
         score = tl.zeros([ROWS, COLUMNS], tl.float32)
-        for start in range(0, LATENT, CHUNK):
-            latent = start + tl.arange(0, CHUNK)
+        for start in range(0, LATENT, KEY_CHUNK):
+            latent = start + tl.arange(0, KEY_CHUNK)
             q = tl.load(query_row[:, None] + latent[None, :], mask=live[:, None], other=0.0)
             k = tl.load(cache_row[:, None] + latent[None, :], mask=exists[:, None], other=0.0)
             score = tl.dot(q, tl.trans(k.to(q.dtype)), acc=score, input_precision="ieee")
@@ -108,8 +111,8 @@ def tree_merge_kernel(
     weight = (weight * (norm * value_scale)[:, None]).to(query.dtype.element_ty)
 
     out_row = out + token * out_token + head * out_head
-    for start in range(0, VALUES, CHUNK):
-        if CHUNK == LATENT:
+    for start in range(0, VALUES, VALUE_CHUNK):
+        if VALUE_CHUNK == LATENT and KEY_CHUNK == LATENT:
             v = k
         else:
             v = tl.load(cache_row[:, None] + part[None, :], mask=exists[:, None], other=0.0)
@@ -117,6 +120,6 @@ def tree_merge_kernel(
         merged = tl.dot(weight, v.to(weight.dtype), acc=merged, input_precision="ieee")
         merged = merged.to(out.dtype.element_ty)
         tl.store(out_row[:, None] + part[None, :], merged, mask=live[:, None])
-        part += CHUNK
-        more = live & (start + CHUNK < VALUES)
+        part += VALUE_CHUNK
+        more = live & (start + VALUE_CHUNK < VALUES)
         prefix = tl.load(prefix_row[:, None] + part[None, :], mask=more[:, None], other=0.0)
