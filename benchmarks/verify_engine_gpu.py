@@ -247,7 +247,7 @@ class Teacher:
             if self.keeps:
                 self.seen.append(logits.float().cpu())
             nodes = info.draft_token_num
-            wanted = []
+            wanted: list[int] = []
             for request in batch.reqs:
                 tail = self.text(request)[len(request.output_ids) :][:nodes]
                 wanted += tail[:1] * nodes if self.trees else tail
