@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,13 +18,13 @@ TOPOLOGIES = ("chain", "star", "binary", "random")
 def tree_parents(topology: str, nodes: int, seed: int = 0) -> list[int]:
     """Return a parent per node, −1 for the root, parents before children."""
     chance = random.Random(seed)
-    parent = {
+    parent_of: dict[str, Callable[[int], int]] = {
         "chain": lambda i: i - 1,
         "star": lambda i: 0,
         "binary": lambda i: (i - 1) // 2,
-        "random": lambda i: chance.randrange(i),
-    }[topology]
-    return [-1] + [parent(i) for i in range(1, nodes)]
+        "random": chance.randrange,
+    }
+    return [-1] + [parent_of[topology](i) for i in range(1, nodes)]
 
 
 @dataclass(kw_only=True)

@@ -5,8 +5,7 @@ Three choices differ from what SGLang's FlashMLA backend does for a chain:
 - The scheduler is planned for prefix lengths, not for prefix + tree: a plan for other lengths
   splits the work at the wrong blocks.
 - Nodes and heads go in as one axis of heads with a query length of 1. Without a mask they are the
-  same computation, and the lse then comes out in token order, which saves FlashMLA's own
-  transposing copy.
+  same computation, and the lse then comes out in token order, as one plain [tokens, heads] array.
 - fp8: the query is quantised with scale 1 and saturation, and keys are read with ``cache_scale``.
   SGLang stores an fp8 cache without dividing by ``k_scale``, so its cache is read with scale 1.
 """

@@ -1,9 +1,9 @@
 """Launcher of the tree block and merge: check, choose tiles, launch.
 
 The tree's rows are read from the cache, through their slots, not from the fresh projection: these
-are the very bits that later decode steps will read, rounded to the cache's dtype, so a node's
-output does not depend on whether it was verified or decoded. It also works when the caller has
-stored the rows already and holds no key tensor any more.
+are the very bits that later decode steps will read, rounded to the cache's dtype, so that verifying
+a node and decoding it see the same keys. It also works when the caller has stored the rows already
+and holds no key tensor any more. The query keeps its dtype here, also where an engine quantises it.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def merge(
     ],
 )
 def test_tiles_do_not_change_the_result(tiles: Tiles) -> None:
-    case = make_case([65, 0], ["random", "random"], nodes=70, heads=3)
+    case = make_case([65, 0], ["random", "random"], nodes=70, heads=1)
     plan = planned(case)
     prefix = prefix_of(case, plan)
     want, _ = case.expected()

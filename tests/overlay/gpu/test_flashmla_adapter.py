@@ -37,8 +37,16 @@ def adapter_for(
     return VerifyAdapter(engine, VerifyPlan(sizes, "cuda"))
 
 
-def case_for(prefixes: list[int], topologies: list[str], nodes: int, heads: int, **more: object):
-    cache_dtype = more.pop("cache_dtype", torch.bfloat16)
+def case_for(
+    prefixes: list[int],
+    topologies: list[str],
+    nodes: int,
+    heads: int,
+    *,
+    seed: int = 0,
+    cache_dtype: torch.dtype = torch.bfloat16,
+    poison: bool = True,
+) -> VerifyCase:
     return make_case(
         prefixes,
         topologies,
@@ -47,7 +55,8 @@ def case_for(prefixes: list[int], topologies: list[str], nodes: int, heads: int,
         dtype=torch.bfloat16,
         cache_dtype=cache_dtype,
         device="cuda",
-        **more,
+        seed=seed,
+        poison=poison,
     )
 
 
@@ -126,6 +135,7 @@ def test_full_mask_on_the_gpu_gives_what_parents_give() -> None:
     assert torch.equal(attend(adapter_for(70, torch.bfloat16), case), from_parents)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_nothing_synchronises() -> None:
     case = case_for([100, 3], ["random", "star"], 16, 8)
     adapter = adapter_for(16, torch.bfloat16)
