@@ -74,6 +74,11 @@ def check_forced(launch: Launch, stock: Path, workload: Workload) -> None:
 def test_a_chain_forced_through_the_tree_path_gives_the_tokens_of_plain_decoding(
     stock: Path, overlay: Path
 ) -> None:
+    check_forced(Launch(tree=overlay, variables=(FORCED,)), stock, SMALL)
+
+
+@pytest.mark.full
+def test_a_forced_chain_over_cached_pages_and_unequal_contexts(stock: Path, overlay: Path) -> None:
     check_forced(Launch(tree=overlay, variables=(FORCED,)), stock, STANDARD)
 
 
