@@ -1,5 +1,6 @@
-"""The FlashMLA hooks import SGLang's kernel package, for which its stub stands in here."""
+"""The FlashMLA hooks import SGLang's kernel package; where it is absent, its stub stands in."""
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -10,8 +11,9 @@ STUBS = Path(__file__).parents[2] / "support" / "engine" / "stubs"
 if "triton" not in sys.modules:
     os.environ["TRITON_INTERPRET"] = "1"
 
-sys.path.insert(0, str(STUBS))
-try:
-    import sgl_kernel.flash_mla  # noqa: F401
-finally:
-    sys.path.remove(str(STUBS))
+if importlib.util.find_spec("sgl_kernel") is None:
+    sys.path.insert(0, str(STUBS))
+    try:
+        import sgl_kernel.flash_mla  # noqa: F401
+    finally:
+        sys.path.remove(str(STUBS))
