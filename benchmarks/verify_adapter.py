@@ -75,10 +75,11 @@ FP8_SHAPES = SHAPES[:9]
 ROUNDS = 12
 FLOOR_NOTE = [
     "What is missing to the floor is FlashMLA's own gap first (chain against floor): short",
-    "contexts are the latency of its two kernels (about 25 µs at 8k), long or wide ones run at 75 to",
-    "83 %, at the clock that sustained load leaves. The tree kernel adds the rest: it reads queries",
-    "and prefix outputs once more and rewrites them. fp8 floors take arithmetic at twice the rate of",
-    "bf16. Single eager calls are bound by Python at short contexts (`*_eager` in the JSON).",
+    "contexts are the latency of its two kernels (about 25 µs at 8k), long or wide ones run",
+    "at 75 to 83 %, at the clock that sustained load leaves. The tree kernel adds the rest:",
+    "it reads queries and prefix outputs once more and rewrites them. fp8 floors take",
+    "arithmetic at twice the rate of bf16. Single eager calls are bound by Python at short",
+    "contexts (`*_eager` in the JSON).",
 ]
 _HELD: list[object] = []
 
