@@ -38,6 +38,10 @@ attention backend applies the mask that it is given.
   as a warning. Its output is then not the target model's. `{switches.DISABLE}=1` switches
   the whole overlay off.
 
+- On **FlashMLA** the overlay verifies trees itself where its adapter runs (see
+  [operations](operations.md#who-verifies)). EAGLE's and NGRAM's trees are refused there all the
+  same as long as SGLang's MLA pool cannot move the rows of an accepted path.
+
 Which backend verifies: with different prefill and decode backends, the *prefill* backend, unless
 `--speculative-attention-mode decode`. Wrappers are judged by what they run; of a hybrid model with
 recurrent layers, the weaker half decides. A class that is not in the table counts as unable.

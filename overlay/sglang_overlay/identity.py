@@ -71,8 +71,8 @@ def loaded_fingerprint() -> str:
     return fingerprint(Path(sglang_overlay.__file__).parent)
 
 
-def identify(verdict: Verdict) -> Identity:
-    """Return this process's identity, given the verdict on its server."""
+def identify(verdict: Verdict, *, tree_size: int | None = None) -> Identity:
+    """Return this process's identity, given the verdict on its server and the size of its trees."""
     return Identity(
         overlay=sglang_overlay.__version__,
         fingerprint=loaded_fingerprint(),
@@ -80,5 +80,6 @@ def identify(verdict: Verdict) -> Identity:
         verify_backend=verdict.backend,
         mask_policy=verdict.summary,
         verify_path=verdict.verify_path,
+        tree_size=tree_size,
         allow_dropped_mask=switches.ACTIVE.allow_dropped_mask,
     )

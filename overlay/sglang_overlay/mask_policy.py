@@ -42,6 +42,7 @@ class Condition(Enum):
     FA4 = "FlashAttention 4"
     UNIFIED_VERIFY = "aiter unified attention in verify"
     BIDIRECTIONAL_EXTEND = "bidirectional attention in extend"
+    TREE_ADAPTER = "the overlay's tree adapter runs"
 
 
 class Kind(Enum):
@@ -56,7 +57,10 @@ class Kind(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
-    """The facts that the conditions test. None means: not known yet."""
+    """The facts that the conditions test. None means: not known yet.
+
+    ``tree_adapter``: the overlay verifies trees itself on the server's FlashMLA backend.
+    """
 
     topk: int | None = None
     mla: bool | None = None
@@ -64,6 +68,7 @@ class Traits:
     fa_version: int | None = None
     unified_verify: bool | None = None
     bidirectional_extend: bool | None = None
+    tree_adapter: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,10 +143,14 @@ class DroppedMaskError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The judgement on a whole server: one entry per backend that verify runs."""
+    """The judgement on a whole server: one entry per backend that verify runs.
+
+    ``tree_engine`` names the overlay's engine where it verifies; None where SGLang's own code does.
+    """
 
     drafts: Drafts | None  # None: no speculative decoding
     judgements: tuple[Judgement, ...] = ()
+    tree_engine: str | None = None
 
     @property
     def unable(self) -> Judgement | None:
@@ -171,9 +180,14 @@ class Verdict:
 
     @property
     def verify_path(self) -> str:
-        """Which code masks the draft tokens: ``none``, ``causal`` or ``stock-mask``."""
+        """Which code masks the draft tokens.
+
+        ``none``, ``causal``, ``stock-mask``, or the overlay's engine with ``-tree`` behind it.
+        """
         if self.drafts is None:
             return "none"
+        if self.tree_engine is not None:
+            return f"{self.tree_engine}-tree"
         if self.unable is not None:
             return "causal"
         needs_mask = self.drafts.branches or self.judgements[0].needs_chain_mask
@@ -192,6 +206,8 @@ def holds(condition: Condition, traits: Traits) -> bool | None:
         return None if traits.fa_version is None else traits.fa_version == 4
     if condition is Condition.UNIFIED_VERIFY:
         return traits.unified_verify
+    if condition is Condition.TREE_ADAPTER:
+        return traits.tree_adapter
     return traits.bidirectional_extend
 
 
@@ -249,8 +265,11 @@ def able_names(
             continue
         row = rows[name.class_name]
         version = 4 if name.name == "fa4" else 3
-        here = judge(row, replace(traits, fa_version=version))
-        alone = judge(row, replace(traits, fa_version=version, page_size=1))
+        # SGLang rejects its own trees on a paged backend by name, FlashMLA's included, so the
+        # adapter is never a way out for them.
+        facts = replace(traits, fa_version=version, tree_adapter=False)
+        here = judge(row, facts)
+        alone = judge(row, replace(facts, page_size=1))
         remarks = [name.remark] if name.remark else []
         if traits.page_size != 1 and not (name.paged_trees and here.tree is Tree.HONOURED):
             remarks.append("with --page-size 1")

@@ -127,7 +127,15 @@ ROWS: tuple[Row, ...] = (
         class_name="FlashMLABackend",
         module=f"{_ATTENTION}.flashmla_backend",
         releases=_ALL,
-        cases=_causal_only("it never reads the mask and calls the kernel with causal=True"),
+        cases=(
+            Case(
+                when=(Condition.TREE_ADAPTER,),
+                chain=Chain.CAUSAL,
+                tree=Tree.HONOURED,
+                because="the overlay attends to the prefix with it and masks the tree itself",
+            ),
+            *_causal_only("it never reads the mask and calls the kernel with causal=True"),
+        ),
     ),
     Row(
         class_name="TRTLLMMLABackend",

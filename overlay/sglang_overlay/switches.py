@@ -4,10 +4,13 @@
 ``SGLANG_OVERLAY_DISABLE``             ``1``: every hook returns SGLang's own function, unchanged
 ``SGLANG_OVERLAY_ALLOW_DROPPED_MASK``  ``1``: a server whose verify would drop a draft tree's mask
                                        starts all the same, with a warning in the log
+``SGLANG_OVERLAY_VERIFY_ENGINE``       ``stock``: the overlay verifies nothing itself; ``flashmla``:
+                                       a server where it could not is refused; unset: where it can
+``SGLANG_OVERLAY_FORCE_TREE``          ``1``: the overlay verifies chains as trees too; for tests
 =====================================  ============================================================
 
-A value other than ``0``, ``1`` or nothing is an error: a switch that is misspelt must not pass for
-off.
+Any other value than these, ``0`` or nothing is an error: a switch that is misspelt must not pass
+for off.
 """
 
 from __future__ import annotations
@@ -19,26 +22,39 @@ from dataclasses import dataclass
 DISABLE = "SGLANG_OVERLAY_DISABLE"
 ALLOW_DROPPED_MASK = "SGLANG_OVERLAY_ALLOW_DROPPED_MASK"
 
+VERIFY_ENGINE = "SGLANG_OVERLAY_VERIFY_ENGINE"
+FORCE_TREE = "SGLANG_OVERLAY_FORCE_TREE"
+
+STOCK = "stock"
+ENGINES = ("flashmla", STOCK)
+
 _VALUES = {"": False, "0": False, "1": True}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Switches:
-    """The overlay's switches as this process was started with them."""
+    """The overlay's switches as this process was started with them.
+
+    ``verify_engine`` is one of `ENGINES`, or empty where the operator leaves the choice open.
+    """
 
     disabled: bool = False
     allow_dropped_mask: bool = False
+    verify_engine: str = ""
+    force_tree: bool = False
 
 
 def read_switches(environment: Mapping[str, str]) -> Switches:
     """Return the switches that ``environment`` sets.
 
     Raises:
-        ValueError: a switch has a value other than ``0``, ``1`` or the empty string.
+        ValueError: a switch has a value that is not one of its own.
     """
     return Switches(
         disabled=_read(environment, DISABLE),
         allow_dropped_mask=_read(environment, ALLOW_DROPPED_MASK),
+        verify_engine=_read_engine(environment),
+        force_tree=_read(environment, FORCE_TREE),
     )
 
 
@@ -47,6 +63,16 @@ def _read(environment: Mapping[str, str], name: str) -> bool:
     if value not in _VALUES:
         raise ValueError(f"{name}={value!r} is not understood: set it to 1, or to 0, or unset it")
     return _VALUES[value]
+
+
+def _read_engine(environment: Mapping[str, str]) -> str:
+    value = environment.get(VERIFY_ENGINE, "")
+    if value not in ("", *ENGINES):
+        raise ValueError(
+            f"{VERIFY_ENGINE}={value!r} is not understood: set it to {' or '.join(ENGINES)}, "
+            "or unset it"
+        )
+    return value
 
 
 ACTIVE = read_switches(os.environ)

@@ -20,6 +20,15 @@ WRAPPED = {
     "TboAttnBackend": ("primary",),
 }
 
+# Values of --kv-cache-dtype, as the names of torch's dtypes; "auto" is known once the model is.
+CACHE_DTYPES = {
+    "auto": None,
+    "bf16": "bfloat16",
+    "bfloat16": "bfloat16",
+    "fp8_e4m3": "float8_e4m3fn",
+    "fp8_e5m2": "float8_e5m2",
+}
+
 
 def release() -> str:
     """Return SGLang's version, to name it. Behaviour never depends on it."""
@@ -48,6 +57,20 @@ def verify_backend_name(server_args: Any) -> tuple[str, str]:
         return str(decode), chosen_by
     chosen_by = f"the prefill backend, {prefill}, with --speculative-attention-mode prefill"
     return str(prefill), chosen_by
+
+
+def splits_batches(server_args: Any) -> str | None:
+    """Return the option that makes SGLang run verify on further backend objects, or None."""
+    if server_args.enable_two_batch_overlap:
+        return "--enable-two-batch-overlap"
+    return "--enable-pdmux" if server_args.enable_pdmux else None
+
+
+def mla_pool_moves_rows() -> bool:
+    """Return whether SGLang's MLA pool can move KV rows, as the commit of a paged tree must."""
+    from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
+
+    return hasattr(MLATokenToKVPool, "move_kv_cache")
 
 
 def verify_backend_of_hybrid(backend: Any) -> Any:

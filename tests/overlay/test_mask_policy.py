@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from sglang_overlay import mask_policy, mask_table
 from sglang_overlay.mask_policy import (
@@ -32,6 +34,8 @@ def tree_on(class_name: str, traits: Traits) -> Tree | None:
         ("FlashInferAttnBackend", Traits(), Tree.HONOURED),
         ("FlashInferMLAAttnBackend", Traits(), Tree.DROPPED),
         ("FlashMLABackend", Traits(), Tree.DROPPED),
+        ("FlashMLABackend", Traits(tree_adapter=True), Tree.HONOURED),
+        ("FlashInferMLAAttnBackend", Traits(tree_adapter=True), Tree.DROPPED),
         ("FlashAttentionBackend", Traits(topk=4, mla=False, fa_version=3), Tree.HONOURED),
         ("FlashAttentionBackend", Traits(topk=4, mla=False, fa_version=4), Tree.HONOURED),
         ("FlashAttentionBackend", Traits(topk=1, mla=False, fa_version=3), Tree.DROPPED),
@@ -138,6 +142,14 @@ def test_the_weaker_half_of_a_hybrid_model_decides() -> None:
             "tree: mask dropped in silence",
             "causal",
         ),
+        (
+            replace(
+                verdict_on(judge(NEWEST["FlashMLABackend"], Traits(tree_adapter=True)), width=4),
+                tree_engine="flashmla",
+            ),
+            "tree: mask honoured",
+            "flashmla-tree",
+        ),
     ],
 )
 def test_a_verdict_says_what_is_live(verdict: Verdict, summary: str, path: str) -> None:
@@ -183,6 +195,12 @@ def test_what_would_work_depends_on_model_page_and_device() -> None:
         f"{fa3}, with --page-size 1)",
     ]
     assert able(Traits(topk=4, mla=True, page_size=1), device="cpu") == ["triton"]
+
+
+def test_the_adapter_is_no_way_out_for_the_trees_that_sglang_rejects_on_it() -> None:
+    assert "flashmla" not in "".join(
+        able(Traits(topk=4, mla=True, page_size=64, tree_adapter=True))
+    )
 
 
 def test_only_backends_that_this_sglang_registers_are_offered() -> None:

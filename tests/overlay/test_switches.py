@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from sglang_overlay.switches import ALLOW_DROPPED_MASK, DISABLE, Switches, read_switches
+from sglang_overlay.switches import (
+    ALLOW_DROPPED_MASK,
+    DISABLE,
+    FORCE_TREE,
+    VERIFY_ENGINE,
+    Switches,
+    read_switches,
+)
 
 
 def test_all_is_off_by_default() -> None:
@@ -14,6 +21,20 @@ def test_all_is_off_by_default() -> None:
 def test_one_switches_on() -> None:
     assert read_switches({DISABLE: "1"}).disabled
     assert read_switches({ALLOW_DROPPED_MASK: "1"}).allow_dropped_mask
+    assert read_switches({FORCE_TREE: "1"}).force_tree
+
+
+@pytest.mark.parametrize("engine", ["flashmla", "stock", ""])
+def test_an_engine_is_named(engine: str) -> None:
+    assert read_switches({VERIFY_ENGINE: engine}).verify_engine == engine
+
+
+@pytest.mark.parametrize("value", ["1", "triton", "Stock"])
+def test_an_unknown_engine_is_an_error(value: str) -> None:
+    with pytest.raises(
+        ValueError, match="is not understood: set it to flashmla or stock, or unset"
+    ):
+        read_switches({VERIFY_ENGINE: value})
 
 
 @pytest.mark.parametrize("value", ["true", "yes", "2", " 1"])

@@ -7,9 +7,10 @@ weight is loaded, and the made objects show what a name cannot.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
-from sglang_overlay import mask_table, switches, upstream
+from sglang_overlay import mask_table, switches, upstream, verify_engine
 from sglang_overlay.identity import identify
 from sglang_overlay.mask_policy import (
     Drafts,
@@ -19,8 +20,9 @@ from sglang_overlay.mask_policy import (
     able_names,
     refusal_message,
 )
-from sglang_overlay.srt import ranks
+from sglang_overlay.srt import ranks, selection
 from sglang_overlay.srt.verify_backend import judge_name, judge_object, leaves
+from sglang_overlay.verify_engine import Choice, Facts
 
 logger = logging.getLogger(__name__)
 
@@ -30,43 +32,80 @@ def admit_arguments(server_args: Any) -> None:
 
     Raises:
         DroppedMaskError: the drafts branch and the verify backend does not honour their mask.
+        ImpossibleVerifyError: a switch asks for a verify engine that this server cannot have.
     """
     drafts = _drafts_of(server_args)
-    if drafts is None or not drafts.branches:
+    asked = switches.ACTIVE.force_tree or switches.ACTIVE.verify_engine
+    if drafts is None or not (drafts.branches or asked):
         return
     name, chosen_by = upstream.verify_backend_name(server_args)
     traits = _traits_of(server_args, mla=server_args.use_mla_backend())
-    verdict = Verdict(drafts=drafts, judgements=(judge_name(name, traits),))
+    class_name = judge_name(name, traits).class_name
+    choice = choose(drafts, selection.facts_by_name(server_args, drafts, class_name))
+    traits = replace(traits, tree_adapter=choice.could_run_adapter)
+    judgement = _explained(judge_name(name, traits), choice)
+    verdict = Verdict(drafts=drafts, judgements=(judgement,))
     _enforce(verdict, chosen_by=chosen_by, traits=traits, device=server_args.device)
 
 
 def admit_runner(model_runner: Any) -> None:
     """Judge the attention backend objects of the target's ``model_runner`` and say what is live.
 
-    The identity is kept on the runner as ``overlay_identity``, for server info and the metric.
+    Where the overlay verifies, its adapter is attached here, before warm-up and graph capture. The
+    identity is kept on the runner as ``overlay_identity``, for server info and the metric.
 
     Raises:
         DroppedMaskError: the drafts branch and a verify backend does not honour their mask.
+        ImpossibleVerifyError: a switch asks for a verify engine that this server cannot have.
         MixedOverlayError: another tensor-parallel rank runs another overlay, or none.
     """
     server_args = model_runner.server_args
-    traits = _traits_of(server_args, mla=model_runner.use_mla_backend)
-    verdict = judge_runner(model_runner.attn_backend, _drafts_of(server_args), traits)
-    identity = identify(verdict)
+    drafts = _drafts_of(server_args)
+    choice = choose(drafts, selection.facts_by_object(model_runner, drafts))
+    traits = _traits_of(
+        server_args, mla=model_runner.use_mla_backend, tree_adapter=choice.could_run_adapter
+    )
+    verdict = judge_runner(model_runner.attn_backend, drafts, traits, choice)
+    identity = identify(verdict, tree_size=_tree_size(server_args, choice))
     model_runner.overlay_identity = identity
     if model_runner.tp_rank == 0:
         logger.info("%s", identity.line())
+        logger.info("%s", choice.line())
     ranks.compare(model_runner.tp_group, identity)
     _, chosen_by = upstream.verify_backend_name(server_args)
     _enforce(verdict, chosen_by=chosen_by, traits=traits, device=server_args.device)
+    if choice.runs_adapter:
+        selection.attach(model_runner)
 
 
-def judge_runner(backend: Any, drafts: Drafts | None, traits: Traits) -> Verdict:
+def judge_runner(
+    backend: Any, drafts: Drafts | None, traits: Traits, choice: Choice | None = None
+) -> Verdict:
     """Return the verdict on the target's ``backend`` object for ``drafts``."""
     if drafts is None:
         return Verdict(drafts=None)
-    judgements = tuple(judge_object(leaf, traits) for leaf in leaves(backend))
-    return Verdict(drafts=drafts, judgements=judgements)
+    judgements = tuple(_explained(judge_object(leaf, traits), choice) for leaf in leaves(backend))
+    engine = choice.engine if choice is not None and choice.runs_adapter else None
+    return Verdict(drafts=drafts, judgements=judgements, tree_engine=engine)
+
+
+def choose(drafts: Drafts | None, facts: Facts) -> Choice:
+    """Choose the verify engine under this process's switches."""
+    return verify_engine.choose(drafts, facts, switches.ACTIVE)
+
+
+def _explained(judgement: Judgement, choice: Choice | None) -> Judgement:
+    """Return ``judgement`` with the reasons why the overlay cannot mend it, if it could ever."""
+    if choice is None or judgement.class_name != verify_engine.FLASHMLA_BACKEND:
+        return judgement
+    if choice.could_run_adapter:
+        return judgement
+    because = f"{judgement.because}; the overlay's tree adapter cannot run: "
+    return replace(judgement, because=because + "; ".join(choice.obstacles))
+
+
+def _tree_size(server_args: Any, choice: Choice) -> int | None:
+    return int(server_args.speculative_num_draft_tokens) if choice.runs_adapter else None
 
 
 def _drafts_of(server_args: Any) -> Drafts | None:
@@ -77,9 +116,12 @@ def _drafts_of(server_args: Any) -> Drafts | None:
     )
 
 
-def _traits_of(server_args: Any, *, mla: bool) -> Traits:
+def _traits_of(server_args: Any, *, mla: bool, tree_adapter: bool = False) -> Traits:
     return Traits(
-        topk=int(server_args.speculative_eagle_topk or 0), mla=mla, page_size=server_args.page_size
+        topk=int(server_args.speculative_eagle_topk or 0),
+        mla=mla,
+        page_size=server_args.page_size,
+        tree_adapter=tree_adapter,
     )
 
 

@@ -33,7 +33,7 @@ def verify_mask_policy(stock: Function) -> Function:
             _report_unresolved(type(attn_backend).__name__, repr(error))
             return cast("tuple[str, bool]", stock(attn_backend))
 
-    return _unless_disabled(stock, resolve)
+    return unless_disabled(stock, resolve)
 
 
 def speculative_arguments(stock: Function) -> Function:
@@ -44,7 +44,7 @@ def speculative_arguments(stock: Function) -> Function:
         stock(server_args)
         admission.admit_arguments(server_args)
 
-    return _unless_disabled(stock, handle)
+    return unless_disabled(stock, handle)
 
 
 def attention_backend(stock: Function) -> Function:
@@ -56,7 +56,7 @@ def attention_backend(stock: Function) -> Function:
         if not model_runner.is_draft_worker:
             admission.admit_runner(model_runner)
 
-    return _unless_disabled(stock, init)
+    return unless_disabled(stock, init)
 
 
 def model_worker(stock: Function) -> Function:
@@ -67,7 +67,7 @@ def model_worker(stock: Function) -> Function:
         stock(scheduler)
         server_info.export_metric(scheduler)
 
-    return _unless_disabled(stock, init)
+    return unless_disabled(stock, init)
 
 
 def internal_state(stock: Function) -> Function:
@@ -79,7 +79,7 @@ def internal_state(stock: Function) -> Function:
         server_info.add_to_internal_state(scheduler, output)
         return output
 
-    return _unless_disabled(stock, state)
+    return unless_disabled(stock, state)
 
 
 @functools.cache  # DFLASH asks in every step; saying it once is enough
@@ -87,5 +87,6 @@ def _report_unresolved(backend: str, error: str) -> None:
     logger.error("the overlay cannot resolve %s (%s); SGLang's rule is used", backend, error)
 
 
-def _unless_disabled(stock: Function, hooked: Callable[..., Any]) -> Function:
+def unless_disabled(stock: Function, hooked: Callable[..., Any]) -> Function:
+    """Return ``hooked``, or with the overlay switched off ``stock`` itself."""
     return stock if switches.ACTIVE.disabled else cast("Function", hooked)

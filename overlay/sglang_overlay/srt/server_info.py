@@ -18,10 +18,17 @@ def identity_of(scheduler: Any) -> Identity | None:
 
 
 def add_to_internal_state(scheduler: Any, output: Any) -> None:
-    """Add the identity to a ``GetInternalStateReqOutput``: ``internal_state["overlay"]``."""
+    """Add the identity to a ``GetInternalStateReqOutput``: ``internal_state["overlay"]``.
+
+    Where the overlay verifies, ``tree_steps`` counts the verify steps that it has prepared.
+    """
     identity = identity_of(scheduler)
-    if identity is not None:
-        output.internal_state[KEY] = identity.as_dict()
+    if identity is None:
+        return
+    output.internal_state[KEY] = identity.as_dict()
+    verify = getattr(scheduler.tp_worker.model_runner, "overlay_tree_verify", None)
+    if verify is not None:
+        output.internal_state[KEY]["tree_steps"] = verify.steps
 
 
 def export_metric(scheduler: Any) -> None:

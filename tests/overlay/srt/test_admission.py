@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from sglang_overlay import mask_table, switches, upstream
 from sglang_overlay.mask_policy import DroppedMaskError
-from sglang_overlay.srt import admission
+from sglang_overlay.srt import admission, selection
 from sglang_overlay.switches import Switches
+from sglang_overlay.verify_engine import ImpossibleVerifyError
 
 
 @pytest.fixture(autouse=True)
@@ -18,6 +19,8 @@ def _sglang(monkeypatch: pytest.MonkeyPatch) -> None:
     names = frozenset(name.name for name in mask_table.NAMES)
     monkeypatch.setattr(upstream, "registered_backends", lambda: names)
     monkeypatch.setattr(upstream, "release", lambda: "0.5.12.post1")
+    monkeypatch.setattr(upstream, "mla_pool_moves_rows", lambda: False)
+    monkeypatch.setattr(selection, "capability_of", lambda device: (9, 0))
 
 
 def arguments(algorithm: str | None, attention: str, **changes: Any) -> Any:
@@ -31,6 +34,11 @@ def arguments(algorithm: str | None, attention: str, **changes: Any) -> Any:
         "page_size": 1,
         "device": "cuda",
         "mla": True,
+        "kv_cache_dtype": "auto",
+        "speculative_num_draft_tokens": 16,
+        "enable_deterministic_inference": False,
+        "enable_two_batch_overlap": False,
+        "enable_pdmux": False,
     } | changes
     args = SimpleNamespace(**fields)
     args.get_attention_backends = lambda: (args.attention_backend, args.decode)
@@ -112,9 +120,14 @@ def runner(args: Any, attn_backend: Any) -> Any:
         server_args=args,
         attn_backend=attn_backend,
         use_mla_backend=args.mla,
+        kv_cache_dtype="torch.bfloat16",
         tp_rank=0,
         tp_group=SimpleNamespace(world_size=1),
     )
+
+
+def flashmla() -> Any:
+    return backend("FlashMLABackend", kv_cache_dim=576)
 
 
 def test_objects_show_what_a_name_cannot() -> None:
@@ -129,17 +142,21 @@ def test_objects_show_what_a_name_cannot() -> None:
 
 def test_a_wrapped_backend_is_refused_by_object() -> None:
     args = arguments("EAGLE", "triton", speculative_eagle_topk=4)
-    wrapped = backend("TboAttnBackend", primary=backend("FlashMLABackend"))
+    wrapped = backend("TboAttnBackend", primary=flashmla())
     with pytest.raises(DroppedMaskError, match="verify runs on FlashMLABackend"):
         admission.admit_runner(runner(args, wrapped))
 
 
 def test_the_runner_keeps_and_logs_its_identity(caplog: pytest.LogCaptureFixture) -> None:
-    target = runner(arguments("DFLASH", "flashmla", page_size=64), backend("FlashMLABackend"))
+    target = runner(arguments("DFLASH", "flashmla", page_size=64), flashmla())
     with caplog.at_level(logging.INFO):
         admission.admit_runner(target)
     assert target.overlay_identity.verify_path == "causal"
-    assert [record.message for record in caplog.records] == [target.overlay_identity.line()]
+    assert target.overlay_identity.tree_size is None
+    assert [record.message for record in caplog.records] == [
+        target.overlay_identity.line(),
+        "Verify engine: stock, because DFLASH (a chain) needs no mask",
+    ]
 
 
 def test_without_speculation_nothing_is_judged() -> None:
@@ -147,3 +164,70 @@ def test_without_speculation_nothing_is_judged() -> None:
     admission.admit_runner(target)
     assert target.overlay_identity.mask_policy == "no speculative decoding"
     assert target.overlay_identity.verify_path == "none"
+
+
+PAGED_TREE = arguments("EAGLE", "flashmla", speculative_eagle_topk=4, page_size=64)
+
+
+def test_a_tree_on_flashmla_is_refused_with_the_reason_why_the_adapter_cannot_help() -> None:
+    reason = "the overlay's tree adapter cannot run: SGLang cannot keep an accepted path"
+    with pytest.raises(DroppedMaskError, match=reason):
+        admission.admit_arguments(PAGED_TREE)
+    with pytest.raises(DroppedMaskError, match=reason):
+        admission.admit_runner(runner(PAGED_TREE, flashmla()))
+
+
+def test_a_tree_on_flashmla_is_admitted_where_the_adapter_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(upstream, "mla_pool_moves_rows", lambda: True)
+    attached: list[Any] = []
+    monkeypatch.setattr(selection, "attach", attached.append)
+    admission.admit_arguments(PAGED_TREE)
+    target = runner(PAGED_TREE, flashmla())
+    admission.admit_runner(target)
+    assert attached == [target]
+    assert target.overlay_identity.verify_path == "flashmla-tree"
+    assert target.overlay_identity.mask_policy == "tree: mask honoured"
+    assert target.overlay_identity.tree_size == 16
+
+
+def test_stock_by_switch_refuses_the_tree_that_stock_would_drop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(upstream, "mla_pool_moves_rows", lambda: True)
+    monkeypatch.setattr(switches, "ACTIVE", Switches(verify_engine="stock"))
+    with pytest.raises(DroppedMaskError, match="SGLANG_OVERLAY_VERIFY_ENGINE=stock forbids it"):
+        admission.admit_runner(runner(PAGED_TREE, flashmla()))
+
+
+def test_an_engine_that_is_asked_for_and_impossible_ends_the_launch_by_name_and_by_object(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(switches, "ACTIVE", Switches(verify_engine="flashmla"))
+    args = arguments("DFLASH", "flashmla", page_size=64, enable_deterministic_inference=True)
+    with pytest.raises(ImpossibleVerifyError, match="--enable-deterministic-inference keeps"):
+        admission.admit_arguments(args)
+    with pytest.raises(ImpossibleVerifyError, match="--enable-deterministic-inference keeps"):
+        admission.admit_runner(runner(args, flashmla()))
+
+
+def test_a_forced_chain_runs_the_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(switches, "ACTIVE", Switches(force_tree=True))
+    attached: list[Any] = []
+    monkeypatch.setattr(selection, "attach", attached.append)
+    args = arguments("DFLASH", "flashmla", page_size=64)
+    admission.admit_arguments(args)
+    target = runner(args, flashmla())
+    admission.admit_runner(target)
+    assert attached == [target]
+    assert target.overlay_identity.verify_path == "flashmla-tree"
+    assert target.overlay_identity.mask_policy == "chain: right without a mask"
+
+
+def test_a_class_that_only_has_the_name_runs_no_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(switches, "ACTIVE", Switches(force_tree=True))
+    double = type("FlashMLABackend", (), {"__module__": "elsewhere", "kv_cache_dim": 576})()
+    args = arguments("DFLASH", "flashmla", page_size=64)
+    with pytest.raises(ImpossibleVerifyError, match=r"verify runs on elsewhere\.FlashMLABackend"):
+        admission.admit_runner(runner(args, double))

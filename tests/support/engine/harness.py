@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tests.support.engine import drafts, faults, reference, steps, weights
+from tests.support.engine import adapter, drafts, faults, reference, steps, weights
 from tests.support.engine.orders import Orders
 from tests.support.engine.record import Record
 
@@ -65,6 +65,7 @@ def _install(orders: Orders) -> None:
     _keep_draft_embeddings_whole(dflash.DFlashDraftModel)
     drafts.install(orders.known, shifted=orders.fault == "wrong-drafts")
     steps.install(record)
+    adapter.install()
     faults.install(orders.fault)
 
 

@@ -1,0 +1,475 @@
+"""The verify engine in the real SGLang on a GPU: exactness under teacher forcing, and throughput.
+
+Three servers of one model, each a `Stepper` in a process of its own, with CUDA graphs:
+
+- ``adapter``   FlashMLA through the overlay, every verify forced through the tree path
+- ``flashmla``  stock: FlashMLA's causal chain
+- ``triton``    stock: the masked Triton kernel
+
+All verify the same tokens at the same contexts, whatever their logits say, so the logits can be
+compared position by position: chains on all three, random trees where a mask is honoured. How far
+the two stock backends are apart is the measure. Then each decodes alone on the GPU, for its
+throughput.
+
+``python benchmarks/verify_engine_gpu.py OUT`` on a host with SGLang, the overlay applied to it, and
+a Hopper GPU; writes OUT/verify-engine.json and OUT/verify-engine.md.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.support.engine import weights  # noqa: E402
+from tests.support.engine.stepper import Stepper  # noqa: E402
+
+NODES, VOCABULARY, FIRST_TOKEN = 16, 4096, 17
+CONTEXT = 33_000
+CHAIN_STEPS, TREE_STEPS, TIMED_STEPS = 16, 16, 24
+BATCHES = (1, 4)
+STOCK = {"SGLANG_OVERLAY_DISABLE": "1"}
+MODES: dict[str, dict[str, str]] = {
+    "adapter": {"SGLANG_OVERLAY_FORCE_TREE": "1"},
+    "flashmla": STOCK,
+    "triton": STOCK,
+}
+
+_ROPE = {
+    "type": "yarn",
+    "factor": 16.0,
+    "original_max_position_embeddings": 4096,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+_COMMON = {
+    "torch_dtype": "bfloat16",
+    "vocab_size": VOCABULARY,
+    "hidden_size": 1024,
+    "intermediate_size": 2048,
+    "max_position_embeddings": 65536,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+TARGET = {
+    **_COMMON,
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "num_hidden_layers": 6,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "moe_intermediate_size": 256,
+    "n_shared_experts": 1,
+    "n_routed_experts": 8,
+    "routed_scaling_factor": 1.0,
+    "topk_method": "noaux_tc",
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "moe_layer_freq": 1,
+    "first_k_dense_replace": 6,
+    "norm_topk_prob": True,
+    "scoring_func": "sigmoid",
+    "initializer_range": 0.02,
+    "use_cache": True,
+    "rope_scaling": _ROPE,
+    "attention_dropout": 0.0,
+    "num_nextn_predict_layers": 0,
+    "pretraining_tp": 1,
+}
+DRAFTER = {
+    **_COMMON,
+    "architectures": ["DFlashDraftModel"],
+    "model_type": "qwen3",
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "block_size": NODES,
+    "num_target_layers": 6,
+    "dflash_config": {"mask_token_id": VOCABULARY - 1, "target_layer_ids": [1, 3]},
+}
+
+
+def server_arguments(mode: str, folder: Path) -> dict[str, Any]:
+    """Return keyword arguments for ``ServerArgs``; writes the model folders below ``folder``."""
+    for name, config in (("target", TARGET), ("drafter", DRAFTER)):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / name / "config.json").write_text(json.dumps(config))
+    arguments: dict[str, Any] = {
+        "model_path": str(folder / "target"),
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "grammar_backend": "none",
+        "context_length": 65536,
+        "random_seed": 1,
+        "dtype": "bfloat16",
+        "max_running_requests": 8,
+        "chunked_prefill_size": 8192,
+        "max_total_tokens": 200_000,
+        "mem_fraction_static": 0.2,
+        "cuda_graph_bs": [1, 2, 4],
+        "cuda_graph_max_bs": 4,
+        "disable_piecewise_cuda_graph": True,
+        "disable_overlap_schedule": True,
+        "speculative_algorithm": "DFLASH",
+        "speculative_draft_model_path": str(folder / "drafter"),
+        "speculative_draft_attention_backend": "triton",
+        "sampling_backend": "pytorch",
+        # A server waits here for the others without running a batch.
+        "watchdog_timeout": 1200,
+        "log_level": "info",
+    }
+    if mode == "triton":
+        return arguments | {"attention_backend": "triton"}
+    # FlashMLA's own prefill is FlashInfer's, which is compiled at its first use for over a minute.
+    return arguments | {
+        "prefill_attention_backend": "triton",
+        "decode_attention_backend": "flashmla",
+        "speculative_attention_mode": "decode",
+    }
+
+
+class Teacher:
+    """Decides every token of a `Stepper`: what is drafted, what is committed.
+
+    ``seen`` keeps the logits of each verify, [requests × nodes, vocabulary] float32 on the CPU.
+    While ``trees`` is set, drafts are random trees of random tokens and one token is committed a
+    step; else they are the known continuation, and all of it is committed.
+    """
+
+    def __init__(self, *, seed: int = 0) -> None:
+        self.trees = False
+        self.keeps = True
+        self.seen: list[torch.Tensor] = []
+        self.steps = 0
+        self.verify_ms: list[tuple[Any, Any]] = []
+        self._random = torch.Generator().manual_seed(seed)
+        self._texts: dict[str, list[int]] = {}
+
+    @contextmanager
+    def teaching(self, runner: Any) -> Iterator[None]:
+        """Take over the target's prefill tokens and DFLASH's verify."""
+        from sglang.srt.speculative.dflash_info import DFlashVerifyInput as Input
+
+        with (
+            mock.patch.object(runner, "forward", self._forward(runner.forward)),
+            mock.patch.object(Input, "prepare_for_verify", self._prepare(Input.prepare_for_verify)),
+            mock.patch.object(Input, "verify", self._verify(Input.verify)),
+        ):
+            yield
+
+    def text(self, request: Any) -> list[int]:
+        """Return the output tokens that ``request`` shall have, by its name alone."""
+        if request.rid not in self._texts:
+            generator = random.Random(request.rid)
+            tail = [generator.randrange(2, VOCABULARY - 2) for _ in range(4096)]
+            self._texts[request.rid] = [FIRST_TOKEN, *tail]
+        return self._texts[request.rid]
+
+    def _forward(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+            if forward_batch.forward_mode.is_target_verify():
+                if not torch.cuda.is_available():
+                    return stock(forward_batch, *args, **kwargs)
+                began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                began.record()
+                output = stock(forward_batch, *args, **kwargs)
+                ended.record()
+                self.verify_ms.append((began, ended))
+                return output
+            output = stock(forward_batch, *args, **kwargs)
+            logits = output.logits_output.next_token_logits
+            if logits is not None:
+                logits.zero_()[:, FIRST_TOKEN] = 1.0
+            return output
+
+        return forward
+
+    def _prepare(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        def prepare(info: Any, batch: Any, page_size: int, **kwargs: Any) -> Any:
+            nodes = info.draft_token_num
+            tokens = info.draft_token.view(-1, nodes).cpu()
+            known = [self.text(request)[len(request.output_ids) :] for request in batch.reqs]
+            if not self.trees:
+                tokens[:, 1:] = torch.tensor([each[: nodes - 1] for each in known])
+                info.draft_token = tokens.view(-1).to(batch.device)
+                return stock(info, batch, page_size, **kwargs)
+            shape = (len(known), nodes)
+            parents = (torch.rand(shape, generator=self._random) * torch.arange(nodes)).long()
+            parents[:, 0] = -1
+            sees = ancestors(parents)
+            tokens[:, 1:] = torch.randint(2, VOCABULARY - 2, shape, generator=self._random)[:, 1:]
+            # Stock accepts by chain order: the token behind the root must not be the committed one.
+            for row, each in enumerate(known):
+                tokens[row, 1] += int(tokens[row, 1] == each[0])
+            depth = (sees.sum(-1) - 1).to(batch.device)
+            info.draft_token = tokens.view(-1).to(batch.device)
+            info.positions = (batch.seq_lens[:, None] + depth).view(-1)
+            info.parents = parents.to(batch.device)
+            stock(info, batch, page_size, **kwargs)
+            if info.custom_mask is not None:
+                info.custom_mask = full_mask(sees, batch.seq_lens_cpu.tolist()).to(batch.device)
+            return None
+
+        return prepare
+
+    def _verify(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        def verify(info: Any, *, batch: Any, logits_output: Any, **kwargs: Any) -> Any:
+            self.steps += 1
+            logits = logits_output.next_token_logits
+            if self.keeps:
+                self.seen.append(logits.float().cpu())
+            nodes = info.draft_token_num
+            wanted: list[int] = []
+            for request in batch.reqs:
+                tail = self.text(request)[len(request.output_ids) :][:nodes]
+                wanted += tail[:1] * nodes if self.trees else tail
+            choice = torch.tensor(wanted, device=logits.device)[:, None]
+            logits_output.next_token_logits = torch.zeros_like(logits).scatter_(1, choice, 1.0)
+            return stock(info, batch=batch, logits_output=logits_output, **kwargs)
+
+        return verify
+
+
+def ancestors(parents: torch.Tensor) -> torch.Tensor:
+    """Return [requests, nodes, nodes] bool from [requests, nodes] parents before children."""
+    requests, nodes = parents.shape
+    sees = torch.eye(nodes, dtype=torch.bool).repeat(requests, 1, 1)
+    for row in range(requests):
+        for node in range(1, nodes):
+            sees[row, node] |= sees[row, int(parents[row, node])]
+    return sees
+
+
+def full_mask(sees: torch.Tensor, contexts: list[int]) -> torch.Tensor:
+    """Return SGLang's flat FULL_MASK of trees [requests, nodes, nodes] behind their contexts."""
+    rows = [
+        torch.cat([torch.ones(own.shape[0], context, dtype=torch.bool), own], dim=1).flatten()
+        for own, context in zip(sees, contexts, strict=True)
+    ]
+    return torch.cat(rows)
+
+
+def decode(bed: Any, teacher: Teacher, *, requests: int, steps: int, context: int) -> None:
+    """Prefill ``requests`` prompts of ``context`` tokens and run ``steps`` verify steps each."""
+    # No prompt occurs twice: what the prefix cache holds differs with the page size.
+    random_tokens = random.Random(f"{teacher.trees} {requests}")
+    per_step = 1 if teacher.trees else NODES
+    for _ in range(requests):
+        prompt = [random_tokens.randrange(2, VOCABULARY - 2) for _ in range(context)]
+        bed.submit(prompt, tokens=1 + steps * per_step)
+    bed.run()
+
+
+def timed(bed: Any, teacher: Teacher, *, requests: int) -> dict[str, float]:
+    """Return tokens per second and the verify's GPU time per step, over full batches alone."""
+    teacher.keeps = teacher.trees = False
+    random_tokens = random.Random(requests)
+    for _ in range(requests):
+        prompt = [random_tokens.randrange(2, VOCABULARY - 2) for _ in range(CONTEXT)]
+        bed.submit(prompt, tokens=1 + (TIMED_STEPS + 8) * NODES)
+    while bed.step() == "EXTEND":
+        pass
+    for _ in range(3):
+        bed.step()
+    teacher.verify_ms.clear()
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(TIMED_STEPS):
+        bed.step()
+    torch.cuda.synchronize()
+    seconds = time.perf_counter() - began
+    verify = sorted(first.elapsed_time(last) for first, last in teacher.verify_ms)
+    assert len(verify) == TIMED_STEPS, f"{len(verify)} verify steps, needed {TIMED_STEPS}"
+    bed.run()
+    return {
+        "tokens_per_second": requests * NODES * TIMED_STEPS / seconds,
+        "step_ms": 1e3 * seconds / TIMED_STEPS,
+        "verify_ms": verify[len(verify) // 2],
+    }
+
+
+def run(mode: str, out: Path) -> None:
+    """Be one server: exactness at once, throughput when the others have come to an end."""
+    import sglang.srt.model_loader.loader as loader
+
+    loader.initialize_dummy_weights = weights.fill
+    bed = Stepper(server_arguments(mode, out / "models" / mode))
+    runner = bed.scheduler.tp_worker.model_runner
+    verify = getattr(runner, "overlay_tree_verify", None)
+    captured = verify.steps if verify else 0
+    teacher = Teacher()
+    with teacher.teaching(runner):
+        decode(bed, teacher, requests=1, steps=CHAIN_STEPS, context=CONTEXT)
+        decode(bed, teacher, requests=2, steps=CHAIN_STEPS, context=CONTEXT)
+        chain, teacher.seen = teacher.seen, []
+        if mode != "flashmla":
+            teacher.trees = True
+            decode(bed, teacher, requests=1, steps=TREE_STEPS, context=CONTEXT)
+            decode(bed, teacher, requests=3, steps=TREE_STEPS, context=CONTEXT)
+        torch.save({"chain": chain, "tree": teacher.seen}, out / f"{mode}.pt")
+        (out / f"{mode}.done").touch()
+        while len(list(out.glob("*.done"))) < len(MODES):
+            time.sleep(0.2)
+        with (out / "lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            throughput = {f"bs {each}": timed(bed, teacher, requests=each) for each in BATCHES}
+    identity = getattr(runner, "overlay_identity", None)
+    found = {
+        "throughput": throughput,
+        "verify_steps": teacher.steps,
+        "tree_steps": verify.steps - captured if verify else 0,
+        "graphs": runner.graph_runner is not None,
+        "verify_path": identity.verify_path if identity else "stock",
+    }
+    (out / f"{mode}.json").write_text(json.dumps(found))
+
+
+def distance(one: list[torch.Tensor], other: list[torch.Tensor]) -> dict[str, float]:
+    """Return the largest and the root mean square difference of two runs' logits."""
+    delta = torch.cat(one) - torch.cat(other)
+    return {"max": float(delta.abs().max()), "rms": float(delta.square().mean().sqrt())}
+
+
+def divergences(
+    ours: list[torch.Tensor], stock: list[torch.Tensor], spread: float
+) -> dict[str, float]:
+    """Count the positions whose best token differs, and those that ``spread`` does not explain."""
+    mine, theirs = torch.cat(ours), torch.cat(stock)
+    top = theirs.topk(2, dim=-1)
+    margin = top.values[:, 0] - top.values[:, 1]
+    differs = mine.argmax(-1) != top.indices[:, 0]
+    return {
+        "positions": mine.shape[0],
+        "other_token": int(differs.sum()),
+        "unexplained": int((differs & (margin > spread)).sum()),
+        "largest_margin": float(margin[differs].max()) if bool(differs.any()) else 0.0,
+    }
+
+
+def compare(out: Path) -> dict[str, Any]:
+    """Return the whole result, from what the servers left in ``out``."""
+    logits = {mode: torch.load(out / f"{mode}.pt") for mode in MODES}
+    chain = {mode: kept["chain"] for mode, kept in logits.items()}
+    spread = distance(chain["flashmla"], chain["triton"])
+    tree = {mode: logits[mode]["tree"] for mode in ("adapter", "triton")}
+    servers = {mode: json.loads((out / f"{mode}.json").read_text()) for mode in MODES}
+    return {
+        "machine": torch.cuda.get_device_name(),
+        "context": CONTEXT,
+        "nodes": NODES,
+        "logits_std": float(torch.cat(chain["triton"]).std()),
+        "stock_spread": spread,
+        "stock_divergences": divergences(chain["flashmla"], chain["triton"], spread["max"]),
+        "chain": {
+            "to_triton": distance(chain["adapter"], chain["triton"]),
+            "to_flashmla": distance(chain["adapter"], chain["flashmla"]),
+            **divergences(chain["adapter"], chain["triton"], spread["max"]),
+        },
+        "tree": {
+            "to_triton": distance(tree["adapter"], tree["triton"]),
+            **divergences(tree["adapter"], tree["triton"], spread["max"]),
+        },
+        "servers": servers,
+    }
+
+
+def page(found: dict[str, Any]) -> str:
+    """Return the result as a page for people."""
+    rows = [
+        ("two stock backends, chain", found["stock_spread"], found["stock_divergences"]),
+        ("adapter to Triton, chain", found["chain"]["to_triton"], found["chain"]),
+        ("adapter to Triton, random trees", found["tree"]["to_triton"], found["tree"]),
+    ]
+    lines = [
+        f"# The verify engine in the real engine, on one {found['machine']}",
+        "",
+        f"Context {found['context']}, {found['nodes']} nodes, CUDA graphs, bf16, teacher-forced; "
+        f"logits have a standard deviation of {found['logits_std']:.3f}.",
+        "",
+        "| pair | max | rms | positions | other best token | not explained by the stock spread |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {name} | {far['max']:.4f} | {far['rms']:.5f} | {counts['positions']} | "
+        f"{counts['other_token']} | {counts['unexplained']} |"
+        for name, far, counts in rows
+    ]
+    lines += [
+        "",
+        "| server | batch | tokens/s | step, ms | verify on the GPU, ms |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {mode} | {batch} | {figures['tokens_per_second']:.0f} | {figures['step_ms']:.2f} | "
+        f"{figures['verify_ms']:.3f} |"
+        for mode, server in found["servers"].items()
+        for batch, figures in server["throughput"].items()
+    ]
+    forced = found["servers"]["adapter"]
+    lines += ["", f"Tree steps of the adapter: {forced['tree_steps']} of {forced['verify_steps']}."]
+    return "\n".join(lines) + "\n"
+
+
+def main(out: Path) -> int:
+    """Run the servers side by side, compare, write; return 1 when one of them failed."""
+    out.mkdir(parents=True, exist_ok=True)
+    scratch = Path(os.environ.get("TMPDIR", "/tmp")) / f"verify-engine-{os.getpid()}"
+    scratch.mkdir()
+    processes = {}
+    for mode, variables in MODES.items():
+        log = (out / f"{mode}.log").open("w")
+        processes[mode] = subprocess.Popen(
+            [sys.executable, __file__, "--server", mode, str(scratch)],
+            env=os.environ | variables,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    while any(each.poll() is None for each in processes.values()):
+        failed = [mode for mode, each in processes.items() if each.poll() not in (None, 0)]
+        if failed:
+            for each in processes.values():
+                each.kill()
+            print(f"failed: {failed}; see the logs in {out}")
+            return 1
+        time.sleep(0.5)
+    found = compare(scratch)
+    (out / "verify-engine.json").write_text(json.dumps(found, indent=1) + "\n")
+    (out / "verify-engine.md").write_text(page(found))
+    print(page(found))
+    return 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--server":
+        run(sys.argv[2], Path(sys.argv[3]))
+        # The scheduler leaves threads behind that would keep the process alive.
+        os._exit(0)
+    sys.exit(main(Path(sys.argv[1])))

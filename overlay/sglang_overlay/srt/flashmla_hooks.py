@@ -1,0 +1,113 @@
+"""The decorators on the methods of SGLang's ``FlashMLABackend``: each asks `tree_verify` first.
+
+Apart from `hooks`, because this module imports torch and the kernels; the file that imports it has
+torch already. With ``SGLANG_OVERLAY_DISABLE=1`` every decorator returns SGLang's own method.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from sglang_overlay.srt import tree_verify
+from sglang_overlay.srt.hooks import Function, unless_disabled
+
+
+def eager_metadata(stock: Function) -> Function:
+    """Decorate ``init_forward_metadata``: prepare a verify step that runs without a graph."""
+
+    @functools.wraps(stock)
+    def init(backend: Any, forward_batch: Any) -> Any:
+        verify = tree_verify.of(backend, forward_batch.forward_mode)
+        if verify is None:
+            return stock(backend, forward_batch)
+        return verify.prepare(
+            forward_batch.req_pool_indices, forward_batch.seq_lens, forward_batch.spec_info
+        )
+
+    return unless_disabled(stock, init)
+
+
+def capture_metadata(stock: Function) -> Function:
+    """Decorate ``init_forward_metadata_capture_cuda_graph``: replays bring the topology."""
+
+    @functools.wraps(stock)
+    def init(
+        backend: Any,
+        bs: int,
+        num_tokens: int,
+        req_pool_indices: Any,
+        seq_lens: Any,
+        encoder_lens: Any,
+        forward_mode: Any,
+        spec_info: Any,
+    ) -> Any:
+        verify = tree_verify.of(backend, forward_mode)
+        if verify is None:
+            return stock(
+                backend,
+                bs,
+                num_tokens,
+                req_pool_indices,
+                seq_lens,
+                encoder_lens,
+                forward_mode,
+                spec_info,
+            )
+        return verify.prepare(req_pool_indices[:bs], seq_lens[:bs])
+
+    return unless_disabled(stock, init)
+
+
+def replay_metadata(stock: Function) -> Function:
+    """Decorate ``init_forward_metadata_replay_cuda_graph``: prepare a step for a captured graph."""
+
+    @functools.wraps(stock)
+    def init(
+        backend: Any,
+        bs: int,
+        req_pool_indices: Any,
+        seq_lens: Any,
+        seq_lens_sum: int,
+        encoder_lens: Any,
+        forward_mode: Any,
+        spec_info: Any,
+        seq_lens_cpu: Any,
+    ) -> Any:
+        verify = tree_verify.of(backend, forward_mode)
+        if verify is None:
+            return stock(
+                backend,
+                bs,
+                req_pool_indices,
+                seq_lens,
+                seq_lens_sum,
+                encoder_lens,
+                forward_mode,
+                spec_info,
+                seq_lens_cpu,
+            )
+        return verify.prepare(req_pool_indices[:bs], seq_lens[:bs], spec_info)
+
+    return unless_disabled(stock, init)
+
+
+def forward_extend(stock: Function) -> Function:
+    """Decorate ``forward_extend``: attend in a verify step."""
+
+    @functools.wraps(stock)
+    def forward(
+        backend: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        layer: Any,
+        forward_batch: Any,
+        save_kv_cache: bool = True,
+    ) -> Any:
+        verify = tree_verify.of(backend, forward_batch.forward_mode)
+        if verify is None:
+            return stock(backend, q, k, v, layer, forward_batch, save_kv_cache)
+        return verify.attend(q, k, v, layer, forward_batch, save_kv_cache)
+
+    return unless_disabled(stock, forward)

@@ -1,0 +1,472 @@
+"""Trees on FlashMLA through the overlay's adapter: real engine, real backend object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from tests.support import trees
+from tests.support.engine.launch import Launch
+from tests.support.engine.models import BLOCK, TARGET_LAYERS, VOCABULARY
+from tests.support.engine.processes import EngineFailure
+from tests.support.engine.scene import Report, play
+from tests.support.engine.workload import SMALL, STANDARD, Workload, generate, generate_by_steps
+
+pytestmark = pytest.mark.engine
+
+FORCED = ("SGLANG_OVERLAY_FORCE_TREE", "1")
+HYBRID: dict[str, Any] = {
+    "attention": "flashinfer",
+    "options": (
+        ("decode_attention_backend", "flashmla"),
+        ("speculative_attention_mode", "decode"),
+    ),
+}
+
+
+# --- a chain, verified as a tree
+
+
+def count_tree_steps(bed: Any, rounds: list[list[list[int]]], tokens: int) -> dict[str, Any]:
+    """Scene: the standard run, with what went through the adapter."""
+    result = generate_by_steps(bed, rounds, tokens)
+    runner = bed.scheduler.tp_worker.model_runner
+    verify = getattr(runner, "overlay_tree_verify", None)
+    result["steps"] = verify.steps if verify else 0
+    result["launches"] = verify.adapter.tree_launches if verify else 0
+    identity = getattr(runner, "overlay_identity", None)
+    result["identity"] = identity.as_dict() if identity else None
+    return result
+
+
+def drafted(launch: Launch, stock: Path, workload: Workload) -> tuple[Report, Any]:
+    """Run ``workload`` with known-good drafts; return the report and plain's outcome."""
+    plain = generate(Launch(tree=stock).plain(), workload)
+    report = play(
+        count_tree_steps,
+        launch,
+        known=plain.known(),
+        rounds=workload.rounds,
+        tokens=workload.tokens,
+    )
+    return report, plain
+
+
+def check_forced(launch: Launch, stock: Path, workload: Workload) -> None:
+    report, plain = drafted(launch, stock, workload)
+    (steps,) = report.steps
+    assert tuple(map(tuple, report.result["tokens"])) == plain.tokens
+    assert {count for step in steps for count in step.committed} == set(range(1, BLOCK + 1))
+    assert report.result["steps"] == len(steps) > 0
+    assert report.result["launches"] == len(steps) * TARGET_LAYERS
+    assert report.result["identity"]["verify_path"] == "flashmla-tree"
+    assert report.result["identity"]["tree_size"] == BLOCK
+    assert {step.mask_elements for step in steps} == {0}
+
+
+def test_a_chain_forced_through_the_tree_path_gives_the_tokens_of_plain_decoding(
+    stock: Path, overlay: Path
+) -> None:
+    check_forced(Launch(tree=overlay, variables=(FORCED,)), stock, SMALL)
+
+
+@pytest.mark.full
+def test_a_forced_chain_over_cached_pages_and_unequal_contexts(stock: Path, overlay: Path) -> None:
+    check_forced(Launch(tree=overlay, variables=(FORCED,)), stock, STANDARD)
+
+
+@pytest.mark.full
+def test_a_hybrid_backend_verifies_through_its_flashmla_half(stock: Path, overlay: Path) -> None:
+    check_forced(Launch(tree=overlay, variables=(FORCED,), **HYBRID), stock, SMALL)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("release", ["0.5.11", "0.5.12"])
+def test_the_other_releases(release: str) -> None:
+    launch = Launch(tree=trees.patched(release), variables=(FORCED,))
+    check_forced(launch, trees.tree(release), SMALL)
+
+
+def test_the_kill_switch_beats_the_forced_tree(stock: Path, overlay: Path) -> None:
+    variables = (FORCED, ("SGLANG_OVERLAY_DISABLE", "1"))
+    report, plain = drafted(Launch(tree=overlay, variables=variables), stock, SMALL)
+    assert tuple(map(tuple, report.result["tokens"])) == plain.tokens
+    assert (report.result["steps"], report.result["identity"]) == (0, None)
+    # Stock builds a mask for FlashMLA, which nobody reads.
+    assert all(step.mask_elements > 0 for step in report.steps[0])
+
+
+def test_without_the_switch_a_chain_stays_on_the_causal_kernel(stock: Path, overlay: Path) -> None:
+    report, plain = drafted(Launch(tree=overlay), stock, SMALL)
+    assert tuple(map(tuple, report.result["tokens"])) == plain.tokens
+    assert (report.result["steps"], report.result["launches"]) == (0, 0)
+    assert report.result["identity"]["verify_path"] == "causal"
+
+
+def test_a_forced_tree_without_flashmla_is_refused_at_start(overlay: Path) -> None:
+    launch = Launch(
+        tree=overlay, attention="triton", options=(("page_size", 1),), variables=(FORCED,)
+    )
+    with pytest.raises(EngineFailure) as failure:
+        play(count_tree_steps, launch, rounds=SMALL.rounds, tokens=1)
+    assert "ImpossibleVerifyError: SGLANG_OVERLAY_FORCE_TREE asks for" in failure.value.log
+    assert "target verify runs on TritonAttnBackend" in failure.value.log
+
+
+# --- random trees: each node against a plain forward of its path
+
+
+def random_parents(rows: int, generator: torch.Generator) -> torch.Tensor:
+    """Return [rows, BLOCK] int64: every node's parent is any earlier node, the root's is −1."""
+    draw = torch.rand(rows, BLOCK, generator=generator)
+    node = torch.arange(BLOCK)
+    parents = (draw * node).long()
+    parents[:, 0] = -1
+    return parents
+
+
+def path_of(node: int, parents: list[int]) -> list[int]:
+    """Return the nodes from the root to ``node``."""
+    return ([*path_of(parents[node], parents), node]) if node >= 0 else []
+
+
+class Forest:
+    """Turns every verify of DFLASH into one of random trees and tokens, and keeps its logits."""
+
+    def __init__(self, seed: int) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+        self.seen: list[dict[str, Any]] = []
+
+    @contextmanager
+    def grown(self) -> Iterator[None]:
+        from sglang.srt.speculative.dflash_info import DFlashVerifyInput as Input
+
+        with (
+            mock.patch.object(Input, "prepare_for_verify", self._prepare(Input.prepare_for_verify)),
+            mock.patch.object(Input, "verify", self._verify(Input.verify)),
+        ):
+            yield
+
+    def _prepare(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        def prepare(info: Any, batch: Any, page_size: int, **kwargs: Any) -> Any:
+            rows = len(batch.reqs)
+            parents = random_parents(rows, self.generator)
+            depth = torch.zeros(rows, BLOCK, dtype=torch.int64)
+            for node in range(1, BLOCK):
+                depth[:, node] = depth.gather(1, parents[:, node, None]).squeeze(1) + 1
+            tokens = info.draft_token.view(rows, BLOCK).clone()
+            tokens[:, 1:] = torch.randint(VOCABULARY, (rows, BLOCK - 1), generator=self.generator)
+            info.draft_token = tokens.view(-1)
+            info.positions = (batch.seq_lens[:, None] + depth).view(-1)
+            info.parents = parents
+            return stock(info, batch, page_size, **kwargs)
+
+        return prepare
+
+    def _verify(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        def verify(info: Any, *, batch: Any, logits_output: Any, **kwargs: Any) -> Any:
+            logits = logits_output.next_token_logits.view(len(batch.reqs), BLOCK, -1).clone()
+            for row, request in enumerate(batch.reqs):
+                self.seen.append(
+                    {
+                        # The newest output token is the root, which is not in the cache yet.
+                        "context": [*request.origin_input_ids, *request.output_ids[:-1]],
+                        "tokens": info.draft_token.view(-1, BLOCK)[row].tolist(),
+                        "parents": info.parents[row].tolist(),
+                        "logits": logits[row],
+                    }
+                )
+            return stock(info, batch=batch, logits_output=logits_output, **kwargs)
+
+        return verify
+
+
+def plain_logits(bed: Any, prompt: list[int]) -> torch.Tensor:
+    """Return the logits [vocabulary] that a plain prefill gives behind ``prompt``."""
+    runner = bed.scheduler.tp_worker.model_runner
+    kept: list[torch.Tensor] = []
+    stock = runner.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        output = stock(*args, **kwargs)
+        kept.append(output.logits_output.next_token_logits.clone())
+        return output
+
+    with mock.patch.object(runner, "forward", forward):
+        bed.submit(prompt, tokens=1)
+        bed.run()
+    assert len(kept) == 1
+    return kept[0][0]
+
+
+_plain: dict[tuple[int, ...], torch.Tensor] = {}
+
+
+def worst_node(bed: Any, prompts: list[list[int]], tokens: int, seed: int) -> dict[str, Any]:
+    """Grow random trees over ``prompts``; return the largest error of any node's logits."""
+    forest = Forest(seed)
+    with forest.grown():
+        for prompt in prompts:
+            bed.submit(prompt, tokens=tokens)
+        bed.run()
+    worst, spread = 0.0, 0.0
+    for tree in forest.seen:
+        for node in range(BLOCK):
+            path = [tree["tokens"][each] for each in path_of(node, tree["parents"])]
+            whole = (*tree["context"], *path)
+            # Runs with a fault see the same first trees.
+            if whole not in _plain:
+                _plain[whole] = plain_logits(bed, list(whole))
+            expected = _plain[whole]
+            worst = max(worst, float((tree["logits"][node] - expected).abs().max()))
+            spread = max(spread, float(expected.std()))
+    return {"trees": len(forest.seen), "worst": worst, "spread": spread}
+
+
+@contextmanager
+def planted(bed: Any, fault: str) -> Iterator[None]:
+    """Plant one fault into the path for a while."""
+    from sglang_overlay.attention.plan import VerifyPlan
+    from sglang_overlay.srt import tree_verify
+
+    verify = bed.scheduler.tp_worker.model_runner.overlay_tree_verify
+    plan = verify.adapter.plan
+    stock_fill, stock_prepare = VerifyPlan.fill, verify.prepare
+    patches: list[Any] = []
+    if fault == "wrong mask":
+
+        def fill(plan: Any, step: Any) -> None:
+            stock_fill(plan, step)
+            plan.ancestors[:, 2:, :] |= 2  # every node also sees node 1
+
+        patches.append(mock.patch.object(VerifyPlan, "fill", fill))
+    elif fault == "wrong parent":
+
+        def prepare(rows: Any, lens: Any, info: Any = None) -> None:
+            info.parents[:, 2:] = (info.parents[:, 2:] + 1) % 2
+            stock_prepare(rows, lens, info)
+
+        patches.append(mock.patch.object(verify, "prepare", prepare))
+    elif fault == "prefix and tree lengths":
+
+        def fill(plan: Any, step: Any) -> None:
+            stock_fill(plan, step)
+            plan.planned_lengths += BLOCK
+
+        patches.append(mock.patch.object(VerifyPlan, "fill", fill))
+    elif fault == "stale metadata":
+        calls = 0
+
+        def prepare(rows: Any, lens: Any, info: Any = None) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == 1:
+                stock_prepare(rows, lens, info)
+
+        patches.append(mock.patch.object(verify, "prepare", prepare))
+    elif fault == "chain path":
+        patches.append(mock.patch.object(tree_verify, "of", return_value=None))
+    else:
+        assert not fault, fault
+    assert plan is verify.adapter.plan
+    for each in patches:
+        each.start()
+    try:
+        yield
+    finally:
+        for each in patches:
+            each.stop()
+
+
+FAULTS = ("wrong mask", "wrong parent", "prefix and tree lengths", "stale metadata", "chain path")
+
+
+def grow_trees(bed: Any, prompts: list[list[int]]) -> dict[str, Any]:
+    """Scene: random trees as they should be, then with each fault; and the backend by itself."""
+    found: dict[str, Any] = {"sound": worst_node(bed, prompts, tokens=4, seed=0)}
+    for fault in FAULTS:
+        with planted(bed, fault):
+            found[fault] = worst_node(bed, prompts[:1], tokens=3, seed=1)
+    found["backend"] = drive_backend(bed)
+    return found
+
+
+# --- the backend object by itself, against the oracle
+
+
+def drive_backend(bed: Any) -> dict[str, float]:
+    """Drive metadata and forward of the live ``FlashMLABackend``; return errors by way."""
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    runner = bed.scheduler.tp_worker.model_runner
+    backend, mode = runner.attn_backend, ForwardMode.TARGET_VERIFY
+    case = BackendCase(runner)
+    errors = {}
+
+    case.draw([130, 1, 64])
+    for topology in ("parents", "mask"):
+        backend.init_forward_metadata(case.batch(mode, case.spec(topology)))
+        errors[f"eager, {topology}"] = case.error(backend, mode)
+
+    # As the graph runner does it: captured with bare shapes, replayed with padding behind.
+    backend.init_forward_metadata_capture_cuda_graph(
+        4,
+        4 * BLOCK,
+        torch.zeros(4, dtype=torch.int64),
+        torch.ones(4, dtype=torch.int64),
+        None,
+        mode,
+        case.bare_spec(),
+    )
+    for lengths, topology in (
+        ([65, 190], "parents"),
+        ([63, 0, 300], "mask"),
+        ([7, 9, 70], "chain"),
+    ):
+        case.draw(lengths)
+        rows, lens = case.padded(4)
+        backend.init_forward_metadata_replay_cuda_graph(
+            4, rows, lens, int(lens.sum()), None, mode, case.spec(topology), seq_lens_cpu=lens
+        )
+        errors[f"replay, {topology}"] = case.error(backend, mode, rows=4)
+    return errors
+
+
+class BackendCase:
+    """Random rows in the engine's own pools, a ragged batch over them, and what it should give."""
+
+    def __init__(self, runner: Any) -> None:
+        self.runner = runner
+        self.generator = torch.Generator().manual_seed(3)
+        self.pool = runner.token_to_kv_pool
+        self.layer = SimpleNamespace(
+            layer_id=1, scaling=0.11, tp_q_head_num=4, head_dim=576, v_head_dim=512
+        )
+        self.lengths: list[int] = []
+
+    def random(self, *shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=self.generator)
+
+    def draw(self, lengths: list[int]) -> None:
+        """Place requests of these prefixes on shuffled pages, each with a random tree behind it."""
+        self.lengths = lengths
+        table = self.runner.req_to_token_pool.req_to_token
+        pages = (torch.randperm(60, generator=self.generator) + 1).tolist()
+        self.slots = []
+        for row, length in enumerate(lengths):
+            count = -(-(length + BLOCK) // 64)
+            own = torch.tensor([pages.pop() for _ in range(count)])
+            slots = (own[:, None] * 64 + torch.arange(64)).flatten()[: length + BLOCK]
+            table[row, : slots.numel()] = slots.int()
+            self.slots.append(slots)
+        keys = self.pool.get_key_buffer(self.layer.layer_id)
+        keys.copy_(self.random(*keys.shape))
+        self.parents = random_parents(len(lengths), self.generator)
+
+    def spec(self, topology: str) -> Any:
+        """Return a spec input as the producers of this kind of topology make it."""
+        info = self.bare_spec()
+        if topology == "parents":
+            info.parents = self.parents
+        elif topology == "mask":
+            info.custom_mask = torch.cat([mask.flatten() for mask in self._full_masks()])
+        else:
+            self.parents = torch.arange(-1, BLOCK - 1).expand(len(self.lengths), -1)
+        return info
+
+    def bare_spec(self) -> Any:
+        from sglang.srt.speculative.dflash_info import DFlashVerifyInput
+
+        return DFlashVerifyInput(draft_token=None, positions=None, draft_token_num=BLOCK)
+
+    def _full_masks(self) -> list[torch.Tensor]:
+        from sglang_overlay.attention.oracle import ancestor_mask
+
+        return [
+            torch.cat([torch.ones(BLOCK, length, dtype=torch.bool), ancestor_mask(own)], dim=1)
+            for length, own in zip(self.lengths, self.parents.tolist(), strict=True)
+        ]
+
+    def padded(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return rows of the token table and prefix lengths, with a graph's padding behind them."""
+        count = len(self.lengths)
+        request_rows, lens = (
+            torch.zeros(rows, dtype=torch.int64),
+            torch.ones(rows, dtype=torch.int64),
+        )
+        request_rows[:count], lens[:count] = torch.arange(count), torch.tensor(self.lengths)
+        return request_rows, lens
+
+    def batch(self, mode: Any, spec: Any = None, rows: int | None = None) -> Any:
+        rows = len(self.lengths) if rows is None else rows
+        request_rows, lens = self.padded(rows)
+        slots = torch.zeros(rows * BLOCK, dtype=torch.int64)
+        own = torch.cat([each[-BLOCK:] for each in self.slots])
+        slots[: own.numel()] = own
+        return SimpleNamespace(
+            forward_mode=mode,
+            batch_size=rows,
+            req_pool_indices=request_rows,
+            seq_lens=lens,
+            seq_lens_cpu=lens,
+            spec_info=spec,
+            out_cache_loc=slots,
+            token_to_kv_pool=self.pool,
+        )
+
+    def error(self, backend: Any, mode: Any, rows: int | None = None) -> float:
+        """Run ``forward_extend`` on the prepared step; return the largest error to the oracle."""
+        from sglang_overlay.attention.oracle import ancestor_mask, tree_attention
+
+        batch = self.batch(mode, rows=rows)
+        tokens = batch.out_cache_loc.numel()
+        query, key = self.random(tokens, 4, 576), self.random(tokens, 1, 576)
+        out = backend.forward_extend(query, key, key[..., :512], self.layer, batch)
+        count = len(self.lengths)
+        expected, _ = tree_attention(
+            query[: count * BLOCK],
+            self.pool.get_key_buffer(self.layer.layer_id).squeeze(1),
+            [each[:-BLOCK] for each in self.slots],
+            torch.stack([each[-BLOCK:] for each in self.slots]),
+            [ancestor_mask(own) for own in self.parents.tolist()],
+            self.layer.scaling,
+        )
+        got = out.view(tokens, 4, 512)[: count * BLOCK]
+        return float((got - expected).abs().max())
+
+
+@pytest.fixture(scope="module")
+def trees_grown(overlay: Path) -> Report:
+    """One run of `grow_trees`, for the tests below."""
+    prompts = [list(STANDARD.prompts[0][:70]), list(STANDARD.prompts[3])]
+    return play(grow_trees, Launch(tree=overlay, variables=(FORCED,)), prompts=prompts)
+
+
+TOLERANCE = 1e-4
+
+
+def test_every_node_of_a_random_tree_has_the_logits_of_its_path(trees_grown: Report) -> None:
+    sound = trees_grown.result["sound"]
+    assert sound["trees"] >= 6
+    assert sound["worst"] < TOLERANCE * sound["spread"]
+    # Random drafts are not accepted, so that no context rests on a row of a side branch.
+    assert {count for step in trees_grown.steps[0] for count in step.committed} == {1}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_shows_in_the_logits(trees_grown: Report, fault: str) -> None:
+    found = trees_grown.result[fault]
+    assert found["worst"] > 10 * TOLERANCE * found["spread"]
+
+
+def test_the_live_backend_agrees_with_the_oracle(trees_grown: Report) -> None:
+    errors = trees_grown.result["backend"]
+    assert len(errors) == 5
+    assert {way: error for way, error in errors.items() if not error < 2e-5} == {}

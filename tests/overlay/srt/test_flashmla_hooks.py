@@ -1,0 +1,159 @@
+"""The decorators on ``FlashMLABackend``: who is asked, with what, and when stock goes on alone."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from sglang_overlay import switches
+from sglang_overlay.attention.plan import PlanSizes
+from sglang_overlay.srt import flashmla_hooks, tree_verify
+from sglang_overlay.switches import Switches
+
+NODES = 4
+VERIFY = SimpleNamespace(is_target_verify=lambda: True)
+DECODE = SimpleNamespace(is_target_verify=lambda: False)
+
+
+class Adapter:
+    """Stands for the adapter: keeps the steps it is given."""
+
+    def __init__(self) -> None:
+        self.plan = SimpleNamespace(sizes=PlanSizes(max_requests=3, max_context=64, nodes=NODES))
+        self.steps: list[Any] = []
+
+    def prepare(self, step: Any, heads: int) -> None:
+        parents = None if step.parents is None else step.parents.tolist()
+        self.steps.append((step.prefix_lens.tolist(), step.request_rows.tolist(), parents, heads))
+        self.full_mask = step.full_mask
+
+    def attend(self, query: Any, cache: Any, slots: Any, **scales: float) -> Any:
+        self.attended = (tuple(query.shape), cache, slots, scales)
+        return torch.zeros(query.shape[0], query.shape[1], 512)
+
+
+def backend_with_adapter() -> tuple[Any, Adapter]:
+    backend, adapter = SimpleNamespace(), Adapter()
+    table = torch.zeros(3, 64, dtype=torch.int32)
+    verify = tree_verify.TreeVerify(adapter, req_to_token=table, heads=2)  # type: ignore[arg-type]
+    tree_verify.attach(backend, verify)
+    return backend, adapter
+
+
+def stock(*arguments: Any, **named: Any) -> tuple[str, int]:
+    """Stand for a method of SGLang's."""
+    return "stock", len(arguments) + len(named)
+
+
+def call(hook: str, backend: Any, mode: Any, spec: Any = None) -> Any:
+    """Call one decorated method as SGLang does, for two requests in a graph of three."""
+    rows, lens = torch.tensor([2, 1, 0]), torch.tensor([9, 30, 1])
+    decorated: Any = getattr(flashmla_hooks, hook)(stock)
+    if hook == "eager_metadata":
+        batch = SimpleNamespace(
+            forward_mode=mode, req_pool_indices=rows, seq_lens=lens, spec_info=spec
+        )
+        return decorated(backend, batch)
+    if hook == "capture_metadata":
+        return decorated(backend, 3, 12, rows, lens, None, mode, spec)
+    if hook == "replay_metadata":
+        return decorated(backend, 3, rows, lens, 40, None, mode, spec, seq_lens_cpu=lens)
+    batch = SimpleNamespace(
+        forward_mode=mode,
+        out_cache_loc="slots",
+        token_to_kv_pool=SimpleNamespace(
+            set_kv_buffer=lambda *stored: backend.__dict__.update(stored=stored),
+            get_key_buffer=lambda layer_id: f"cache {layer_id}",
+        ),
+    )
+    layer = SimpleNamespace(tp_q_head_num=2, head_dim=576, v_head_dim=512, layer_id=5, scaling=0.1)
+    return decorated(backend, torch.zeros(12, 2 * 576), "k", "v", layer, batch)
+
+
+HOOKS = ("eager_metadata", "capture_metadata", "replay_metadata", "forward_extend")
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_switched_off_every_hook_is_the_stock_method(
+    hook: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(switches, "ACTIVE", Switches(disabled=True))
+    assert getattr(flashmla_hooks, hook)(stock) is stock
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_without_an_adapter_or_outside_verify_stock_gets_all_its_arguments(hook: str) -> None:
+    taken = {"eager_metadata": 2, "capture_metadata": 8, "replay_metadata": 9, "forward_extend": 7}
+    assert call(hook, SimpleNamespace(), VERIFY) == ("stock", taken[hook])
+    backend, adapter = backend_with_adapter()
+    assert call(hook, backend, DECODE) == ("stock", taken[hook])
+    assert adapter.steps == []
+
+
+def drafted(**topology: Any) -> Any:
+    return SimpleNamespace(draft_token_num=NODES, **topology)
+
+
+@pytest.mark.parametrize("hook", ["eager_metadata", "replay_metadata"])
+def test_parents_and_padding_reach_the_adapter(hook: str) -> None:
+    backend, adapter = backend_with_adapter()
+    parents = torch.tensor([[-1, 0, 0, 1], [-1, 0, 1, 1]])
+    call(hook, backend, VERIFY, drafted(parents=parents, custom_mask=None))
+    lens, rows, found, heads = adapter.steps[0]
+    assert (lens, rows, heads) == ([9, 30, 1], [2, 1, 0], 2)
+    # The padding row keeps a valid topology.
+    assert found == [*parents.tolist(), [-1, 0, 1, 2]]
+
+
+def test_a_full_mask_is_handed_on_as_it_is() -> None:
+    backend, adapter = backend_with_adapter()
+    mask = torch.ones(7, dtype=torch.bool)
+    call("replay_metadata", backend, VERIFY, drafted(custom_mask=mask))
+    assert adapter.steps[0][2] is None
+    assert adapter.full_mask is mask
+
+
+@pytest.mark.parametrize("spec", [None, drafted(custom_mask=None), drafted()])
+def test_without_a_topology_every_request_has_a_chain(spec: Any) -> None:
+    backend, adapter = backend_with_adapter()
+    call("eager_metadata", backend, VERIFY, drafted(parents=torch.full((3, NODES), -1)))
+    call("eager_metadata", backend, VERIFY, spec)
+    assert adapter.steps[1][2] == [[-1, 0, 1, 2]] * 3
+
+
+def test_capture_never_looks_at_the_spec_input() -> None:
+    backend, adapter = backend_with_adapter()
+    call("capture_metadata", backend, VERIFY, SimpleNamespace(custom_mask=torch.ones(1)))
+    assert adapter.steps[0][2] == [[-1, 0, 1, 2]] * 3
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (SimpleNamespace(draft_token_num=5), "draft_token_num: got 5, needed 4"),
+        (drafted(parents=torch.zeros(4, NODES)), r"parents: got \(4, 4\), needed at most 3 × 4"),
+        (drafted(parents=torch.zeros(3, 5)), r"parents: got \(3, 5\), needed at most 3 × 4"),
+    ],
+)
+def test_a_tree_that_does_not_fit_is_refused(spec: Any, message: str) -> None:
+    backend, adapter = backend_with_adapter()
+    with pytest.raises(ValueError, match=message):
+        call("eager_metadata", backend, VERIFY, spec)
+    assert adapter.steps == []
+
+
+def test_forward_stores_the_rows_and_attends() -> None:
+    backend, adapter = backend_with_adapter()
+    out = call("forward_extend", backend, VERIFY)
+    assert tuple(out.shape) == (12, 2 * 512)
+    assert backend.stored[1:] == ("slots", "k", "v")
+    assert adapter.attended == ((12, 2, 576), "cache 5", "slots", {"softmax_scale": 0.1})
+
+
+def test_the_counter_counts_prepared_steps() -> None:
+    backend, _ = backend_with_adapter()
+    for hook in HOOKS[:3]:
+        call(hook, backend, VERIFY, drafted())
+    assert tree_verify.of(backend, VERIFY).steps == 3  # type: ignore[union-attr]
