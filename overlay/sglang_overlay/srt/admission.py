@@ -15,6 +15,7 @@ from sglang_overlay.identity import identify
 from sglang_overlay.mask_policy import (
     Drafts,
     DroppedMaskError,
+    Judgement,
     Traits,
     Verdict,
     able_names,
