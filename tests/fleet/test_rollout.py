@@ -143,8 +143,7 @@ def test_a_failure_at_each_phase(hosts: Fleet, phase: str) -> None:
 
 @pytest.mark.full
 def test_a_host_lost_in_the_middle_is_finished_by_the_next_run(hosts: Fleet) -> None:
-    cut = f"kill $(cat {hosts['h3'].root}/sshd.pid); pkill -P $(cat {hosts['h3'].root}/sshd.pid)"
-    fleets.write_service(hosts["h3"], before_stop=cut)
+    fleets.write_service(hosts["h3"], before_stop=fleets.cut(hosts["h3"]))
     before = hosts["h4"].look()
     ended = hosts.play("rollout")
     assert ended.code != 0
