@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+from ansible_collections.ddtree.sglang_overlay.plugins.module_utils import journal
 
 from tests.support import fleets
 from tests.support.fleets import Fleet, Host
@@ -86,8 +87,9 @@ def foreign(host: Host) -> None:
     path.write_text(path.read_text() + "# edited here\n")
 
 
-def read_only_journal(host: Host) -> None:
-    (host.root / "journal").write_text("a file where a folder should be")
+def held(host: Host) -> None:
+    kept = journal.Journal(host.root / "journal", str(host.site))
+    kept.open("another", {"state": "pristine"}, lease=600, take_over=False)
 
 
 def busy(host: Host) -> None:
@@ -115,7 +117,7 @@ def edited_when_stopped(host: Host) -> None:
 
 FAULTS: dict[str, tuple[Callable[[Host], None], str]] = {
     "preflight": (foreign, "file-modified"),
-    "begin": (read_only_journal, "Open the journal"),
+    "two at once": (held, "is at work here"),
     "drain": (busy, "requests still run"),
     "stop": (not_stopped, "Stop the server"),
     "apply": (edited_when_stopped, "Change the tree"),
