@@ -15,8 +15,8 @@ $(VENV)/.base: requirements.txt
 	$(BIN)/python -m pip install -q -r requirements.txt
 	@touch $@
 
-$(VENV)/.test: requirements-test.txt $(VENV)/.base
-	$(BIN)/python -m pip install -q -r requirements-test.txt
+$(VENV)/.test: requirements-test.txt requirements-engine.txt $(VENV)/.base
+	$(BIN)/python -m pip install -q -r requirements-test.txt -r requirements-engine.txt
 	@touch $@
 
 demo: $(VENV)/.base  ## apply, verify, re-apply and revert on the real pinned wheel (under 2 minutes)

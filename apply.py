@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import sys
-import traceback
 
 from patcher import prerequisites
 
@@ -12,11 +11,10 @@ prerequisites.demand()
 
 import click  # noqa: E402
 
+import commandline  # noqa: E402
 from patcher import engine, report  # noqa: E402
 from patcher.engine import Request  # noqa: E402
-
-BUG = 3
-INTERRUPTED = 130
+from patcher.report import Outcome  # noqa: E402
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 96})
@@ -41,6 +39,7 @@ INTERRUPTED = 130
     metavar="SECONDS",
     help="How long to wait for another run on the same target.",
 )
+@commandline.version_option
 def main(
     *,
     target: str | None,
@@ -69,33 +68,29 @@ def main(
     )
     verb = engine.status if status else engine.revert if revert else engine.apply
     outcome = verb(request)
-    if as_json:
-        click.echo(report.to_json(outcome, with_diff=with_diff))
-        return outcome.exit_code
-    if with_diff:
-        click.echo(report.to_diff(outcome), nl=False)
-    click.echo(report.to_text(outcome), err=with_diff or bool(outcome.errors))
+    try:
+        _show(outcome, as_json=as_json, with_diff=with_diff)
+    except OSError as error:
+        return commandline.untold(report.to_text(outcome), error)
     return outcome.exit_code
 
 
+def _show(outcome: Outcome, *, as_json: bool, with_diff: bool) -> None:
+    if as_json:
+        click.echo(report.to_json(outcome, with_diff=with_diff))
+        return
+    if with_diff:
+        click.echo(report.to_diff(outcome), nl=False)
+    click.echo(report.to_text(outcome), err=with_diff or bool(outcome.errors))
+
+
 def run() -> int:
-    """Run the command line and turn every way it can end into an exit code."""
-    try:
-        return int(main(standalone_mode=False) or 0)
-    except click.exceptions.Exit as end:
-        return end.exit_code
-    except click.UsageError as error:
-        error.show()
-        return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted: nothing is left half done", err=True)
-        return INTERRUPTED
-    except Exception as error:  # noqa: BLE001 - the last resort of the program
-        traceback.print_exc()
-        click.echo("This is a bug of the overlay: please report the lines above.", err=True)
-        if "--json" in sys.argv:
-            click.echo(report.to_json(report.bug("apply", str(error))))
-        return BUG
+    """Run the command line; return the exit code."""
+    return commandline.run(
+        main,
+        interrupted="interrupted: nothing is left half done",
+        bug=lambda message: report.to_json(report.bug("apply", message)),
+    )
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import sys
-import traceback
 
 from patcher import prerequisites
 
@@ -12,12 +11,10 @@ prerequisites.demand()
 
 import click  # noqa: E402
 
+import commandline  # noqa: E402
 from patcher import verify  # noqa: E402
 from patcher.checks import Expect  # noqa: E402
 from patcher.verify import OPTIONAL, Request  # noqa: E402
-
-BUG = 3
-INTERRUPTED = 130
 
 
 def names(
@@ -60,13 +57,20 @@ def names(
     metavar="CHECKS",
     help="Do not run these; the same names. The import check takes seconds, the rest does not.",
 )
+@click.option(
+    "--server",
+    metavar="URL",
+    help="Also ask a running server which overlay it loaded, and compare that with the target.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@commandline.version_option
 def main(
     *,
     target: str | None,
     expect: str,
     require: frozenset[str],
     skip: frozenset[str],
+    server: str | None,
     as_json: bool,
 ) -> int:
     """Prove what an installed SGLang is and that it works here; change nothing.
@@ -77,31 +81,23 @@ def main(
     if require & skip:
         raise click.UsageError(f"both required and skipped: {', '.join(sorted(require & skip))}")
     verdict = verify.verify(
-        Request(target=target, expect=Expect(expect), require=require, skip=skip)
+        Request(target=target, expect=Expect(expect), require=require, skip=skip, server=server)
     )
-    if as_json:
-        click.echo(verify.to_json(verdict))
-    else:
-        click.echo(verify.to_text(verdict), err=bool(verdict.errors))
+    text = verify.to_json(verdict) if as_json else verify.to_text(verdict)
+    try:
+        click.echo(text, err=bool(verdict.errors) and not as_json)
+    except OSError as error:
+        return commandline.untold(verify.to_text(verdict), error)
     return verdict.exit_code
 
 
 def run() -> int:
-    """Run the command line and turn every way it can end into an exit code."""
-    try:
-        return int(main(standalone_mode=False) or 0)
-    except click.exceptions.Exit as end:
-        return end.exit_code
-    except click.UsageError as error:
-        error.show()
-        return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted; nothing was changed", err=True)
-        return INTERRUPTED
-    except Exception:  # noqa: BLE001 - the last resort of the program
-        traceback.print_exc()
-        click.echo("This is a bug of the overlay: please report the lines above.", err=True)
-        return BUG
+    """Run the command line; return the exit code."""
+    return commandline.run(
+        main,
+        interrupted="interrupted; nothing was changed",
+        bug=lambda message: verify.to_json(verify.bug(message)),
+    )
 
 
 if __name__ == "__main__":

@@ -70,7 +70,8 @@ def synthetic(folder: Path, count: int) -> tuple[Path, Path]:
     family = product / "patches" / "synthetic"
     shutil.copytree(ROOT / "patcher", product / "patcher")
     shutil.copytree(ROOT / "overlay", product / "overlay")
-    shutil.copy(ROOT / "apply.py", product)
+    for script in ("apply.py", "commandline.py"):
+        shutil.copy(ROOT / script, product)
     package = site / "sglang"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()

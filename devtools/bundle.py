@@ -10,7 +10,6 @@ import hashlib
 import importlib.metadata
 import io
 import subprocess
-import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +25,8 @@ def entries() -> Iterator[tuple[str, bytes]]:
     yield "__main__.py", (ROOT / "devtools" / "bundle_main.py").read_bytes()
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-        + ["--", "apply.py", "verify_install.py", "patcher", "patches", "overlay", "LICENSE*"],
+        + ["--", "apply.py", "verify_install.py", "commandline.py"]
+        + ["patcher", "patches", "overlay", "LICENSE"],
         cwd=ROOT,
         capture_output=True,
         check=True,
@@ -66,4 +66,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -17,6 +17,8 @@ USAGE = """usage: sglang-overlay.pyz COMMAND [OPTIONS]
 def main() -> int:
     """Hand the arguments to the command that was asked for."""
     prerequisites.demand()
+    if sys.argv[1:2] == ["--version"]:
+        sys.argv[1:] = ["status", "--version"]
     command, options = (sys.argv[1] if len(sys.argv) > 1 else ""), sys.argv[2:]
     if command in {"apply", "revert", "status"}:
         import apply

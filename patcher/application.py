@@ -76,7 +76,6 @@ class _Application:
         written = plan.writing(
             self.site.root / receipts.PATH, receipts.render(receipt), like=self.like
         )
-        caches = [(change, bytecode.in_prefix(change.target)) for change in hooks]
         return Plan(
             actions=tuple(self.actions),
             changes=(
@@ -90,11 +89,9 @@ class _Application:
                 *listing,
                 *self._forgotten(receipt),
             ),
-            discard=tuple(
-                pyc
-                for change, pycs in caches
-                for pyc in pycs
-                if bytecode.outvotes(pyc, change.content or b"")
+            discard=(
+                *plan.outvoting((*modules, *hooks, *retired_hooks)),
+                *(pyc for pyc in self.survey.stale_bytecode if not self._is_inside(pyc)),
             ),
             texts={path: (originals[path].read_bytes(), text) for path, text in rendered.items()},
             warnings=tuple(self._warnings()),
@@ -111,6 +108,11 @@ class _Application:
         linked = sum(plan.place(self.site, f.path).is_symlink() for f in touched)
         if linked:
             yield f"{linked} symbolic links are replaced by files; a revert restores the links"
+        if self.site.editable:
+            yield (
+                f"editable install: the hooks go into {self.site.package_root}, which pip does not "
+                "keep account of. Revert before you uninstall or reinstall sglang"
+            )
         if self.site.record is None:
             yield "sglang has no RECORD here: pip will not know of the overlay's files"
 
@@ -127,7 +129,7 @@ class _Application:
             original = self.site.root / kept.original if kept else None
             before = self.manifest.files[report.path].before
             if original is None or files.digest_content(original) != before:
-                faults.append(reversal.damaged(report.path, original))
+                faults.append(reversal.damaged(self.site, report.path, original))
             else:
                 found[report.path] = original
         if faults:
@@ -231,7 +233,7 @@ class _Application:
         return [plan.removal(pyc) for pyc in dropped], dict(sorted(kept.items()))
 
     def _is_inside(self, path: Path) -> bool:
-        return path.is_relative_to(self.site.package_root)
+        return any(path.is_relative_to(base) for base in self.site.bases)
 
     def _retired(self) -> list[Change]:
         """Restore the files that an older overlay had changed and this one does not."""
@@ -242,7 +244,7 @@ class _Application:
                 continue
             assert self.survey.receipt is not None
             if files.digest_content(original) != kept.before:
-                raise Refused([reversal.damaged(path, original)])
+                raise Refused([reversal.damaged(self.site, path, original)])
             changes.append(plan.restoration(target, original))
             changes += reversal.restore_bytecode(self.site, self.survey.receipt, target)
             self.listed[path] = record.row(path, original.read_bytes())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from enum import Enum
 from pathlib import Path
 
 from patcher import bytecode, processes, receipt, record, transaction
-from patcher.source import PACKAGE
+from patcher.receipt import PACKAGE
 from patcher.state import FileReport, FileState, Survey
 
 _GPU_SECONDS = 60.0
@@ -62,12 +62,19 @@ class Scene:
     @property
     def apply(self) -> str:
         """The command that applies the overlay to this target."""
-        return f"python apply.py --target {shlex.quote(str(self.survey.site.root))}"
+        return self._command("apply")
 
     @property
     def mend(self) -> str:
         """The command that brings this target to what it is meant to be."""
-        return f"{self.apply} --revert" if self.expect is Expect.PRISTINE else self.apply
+        return self._command("revert" if self.expect is Expect.PRISTINE else "apply")
+
+    def _command(self, verb: str) -> str:
+        target = f"--target {shlex.quote(str(self.survey.site.root))}"
+        archive = self.survey.source.archive
+        if archive is not None:
+            return f"python3 {shlex.quote(archive)} {verb} {target}"
+        return f"python apply.py {target}{' --revert' if verb == 'revert' else ''}"
 
     @property
     def hooked(self) -> tuple[FileReport, ...]:
@@ -106,7 +113,6 @@ def _patched_files(scene: Scene) -> Check:
     assert survey.manifest is not None
     wrong = [f for f in scene.hooked if f.state is not FileState.PATCHED]
     wrong += [f for f in survey.overlay if f.state is not FileState.PATCHED]
-    absent = survey.source.overlay.keys() - {f.path for f in survey.overlay}
     own = survey.source.version
     if all(f.state is FileState.PRISTINE for f in scene.hooked):
         was = f"overlay {applied.overlay_version} was applied, but " if applied else ""
@@ -124,12 +130,13 @@ def _patched_files(scene: Scene) -> Check:
             f"Run `{scene.apply}` to put this copy in its place, or verify with the copy that was "
             "applied.",
         )
-    if applied is None or applied.release != survey.manifest.release or wrong or absent:
-        missing = [f"{path} is missing" for path in sorted(absent)]
+    if applied is None or applied.release != survey.manifest.release or wrong:
         unreceipted = [] if applied else ["there is no receipt"]
+        if applied is not None and applied.release != survey.manifest.release:
+            unreceipted = [f"the receipt is one for sglang {applied.release}"]
         return _failed(
             "files",
-            f"half patched: {'; '.join([*unreceipted, *_told(wrong), *missing])}",
+            f"half patched: {'; '.join([*unreceipted, *_told(wrong)])}",
             f"Run `{scene.apply}`: it puts right what it can and says what it cannot.",
         )
     return _passed(
@@ -341,13 +348,16 @@ def _fits(version: str, pin: str) -> bool:
 def check_gpu(scene: Scene) -> Check:
     """Ask nvidia-smi which GPUs there are, and say which verify path each would take."""
     del scene  # the host is judged, not the tree
-    command = ["nvidia-smi", "--query-gpu=compute_cap,name", "--format=csv,noheader"]
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return _skipped("gpu", "there is no nvidia-smi here")
+    import subprocess  # a host without GPUs need not load it
+
+    command = [tool, "--query-gpu=compute_cap,name", "--format=csv,noheader"]
     try:
         answer = subprocess.run(
             command, capture_output=True, check=True, text=True, timeout=_GPU_SECONDS
         )
-    except FileNotFoundError:
-        return _skipped("gpu", "there is no nvidia-smi here")
     except (OSError, subprocess.SubprocessError) as error:
         return _skipped("gpu", f"nvidia-smi does not answer: {error}")
     counts = Counter(line.strip() for line in answer.stdout.splitlines() if line.strip())

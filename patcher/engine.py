@@ -10,13 +10,16 @@ from dataclasses import dataclass
 from patcher import lock, plan, processes, source, state, transaction
 from patcher import site as sites
 from patcher.application import plan_apply
-from patcher.errors import Fault, Refused
+from patcher.errors import Fault, Refused, failed
 from patcher.plan import Plan
 from patcher.report import Outcome
 from patcher.reversal import plan_revert
 from patcher.site import Site
 from patcher.source import Source
 from patcher.state import Survey, TreeState
+
+# Changing has error handling of its own, in `patcher.transaction`; this is about looking.
+_UNSEEN = "could not be looked at"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +62,8 @@ def status(request: Request) -> Outcome:
             survey = state.survey(site, ours)
     except Refused as refusal:
         return _refused(request, "status", ours, site, None, refusal)
+    except OSError as error:
+        return _refused(request, "status", ours, site, None, failed(error, _UNSEEN))
     reports = (*survey.files, *survey.overlay)
     return Outcome(
         command="status",
@@ -100,6 +105,8 @@ def _change(request: Request, command: str, planner: Callable[[Survey], Plan]) -
                 after = _expected(command, survey) if changed else survey.state
     except Refused as refusal:
         return _refused(request, command, ours, site, survey, refusal)
+    except OSError as error:
+        return _refused(request, command, ours, site, survey, failed(error, _UNSEEN))
     return Outcome(
         command="check" if request.check else command,
         target=str(site.root),
@@ -127,12 +134,16 @@ def _recover(site: Site) -> list[str]:
 
 
 def _carry_out(site: Site, planned: Plan, *, purpose: str) -> list[str]:
+    # First, since this cannot be taken back, need not be (Python compiles again), and would be
+    # forgotten by the run that finishes an interrupted one.
+    for pyc in planned.discard:
+        try:
+            pyc.unlink(missing_ok=True)
+        except OSError as error:
+            raise failed(error, "is bytecode of other text and cannot be removed") from error
     left = transaction.execute(
         planned.changes, bases=site.bases, purpose=purpose, prune=planned.prune
     )
-    for pyc in planned.discard:
-        with contextlib.suppress(FileNotFoundError):
-            pyc.unlink()
     for folder, was in planned.folders.items():
         # Only where it holds what it held: Python trusts a folder's time for its listing.
         with contextlib.suppress(OSError):

@@ -6,6 +6,7 @@ exception that leaves the engine is a bug of the engine.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -36,3 +37,16 @@ class Refused(Exception):
 def refuse(code: str, message: str, *, path: str = "", hint: str = "") -> Refused:
     """Return a `Refused` with one fault, to be raised by the caller."""
     return Refused([Fault(code=code, message=message, path=path, hint=hint)])
+
+
+def failed(error: OSError, what: str, *, code: str = "io-error") -> Refused:
+    """Return a `Refused` that says ``what`` failed, at which path, and what to do about it."""
+    hints = {
+        errno.ENOSPC: "Free some space on this filesystem, then run this again.",
+        errno.EACCES: "Run this as the owner of the tree.",
+        errno.EPERM: "Run this as the owner of the tree.",
+        errno.EROFS: "This filesystem is read-only: remount it, or patch when the image is built.",
+    }
+    hint = hints.get(error.errno or 0, "Look at the filesystem's health, then run this again.")
+    message = f"{what}: {error.strerror or error}"
+    return refuse(code, message, path=str(error.filename or ""), hint=hint)

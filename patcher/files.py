@@ -36,10 +36,13 @@ def digest_path(path: Path) -> str | None:
 
 
 def digest_content(path: Path) -> str | None:
-    """Return the sha256 of what is read at ``path``, through a link too; None for nothing."""
+    """Return the sha256 of the file at ``path``, through a link too; None for nothing.
+
+    What is there and is no file, such as a pipe, is ``special``: reading it could wait for ever.
+    """
     try:
-        return digest(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return digest(path.read_bytes()) if stat.S_ISREG(path.stat().st_mode) else "special"
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 
@@ -80,6 +83,24 @@ def make_directory(target: Path, *, like: Path) -> None:
     status = like.stat()
     _own(target, status)
     target.chmod(stat.S_IMODE(status.st_mode))
+
+
+def make_parents(path: Path) -> None:
+    """Create the missing folders above ``path``, each with the mode and owner of its parent."""
+    if not path.parent.is_dir():
+        make_parents(path.parent)
+        make_directory(path.parent, like=path.parent.parent)
+
+
+def remove_empty(folder: Path) -> None:
+    """Remove ``folder`` unless somebody keeps something in it; it may be gone already."""
+    try:
+        folder.rmdir()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
 
 
 def sync_directory(path: Path) -> None:

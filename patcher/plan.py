@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from patcher import files
+from patcher import bounds, bytecode, files
 from patcher.errors import Fault, Refused
 from patcher.receipt import Folder
 from patcher.site import Site
@@ -115,6 +115,17 @@ def names(folder: Path) -> str:
     return files.digest(listed.encode("utf-8", "surrogateescape"))
 
 
+def outvoting(changes: Iterable[Change]) -> tuple[Path, ...]:
+    """Return the pycs below PYTHONPYCACHEPREFIX that would win over what ``changes`` put there."""
+    found: list[Path] = []
+    for change in changes:
+        content = change.clone.read_bytes() if change.clone else change.content
+        if content is not None:
+            caches = bytecode.in_prefix(change.target)
+            found += [pyc for pyc in caches if bytecode.outvotes(pyc, content)]
+    return tuple(found)
+
+
 def check_access(site: Site, plan: Plan) -> None:
     """Refuse before anything is written if files cannot be replaced or space is short.
 
@@ -132,6 +143,25 @@ def check_access(site: Site, plan: Plan) -> None:
         )
         for folder in sorted({change.target.parent for change in plan.changes} | {*site.bases})
         if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK)
+    ]
+    for hindrance in sorted({bounds.obstacle(change.target) for change in plan.changes} - {""}):
+        faults.append(
+            Fault(
+                code="link-out-of-tree",
+                message=hindrance,
+                path=str(site.root),
+                hint="Put a folder of its own there, or take away what is in the way.",
+            )
+        )
+    faults += [
+        Fault(
+            code="not-writable",
+            message="is immutable: not even its owner may replace it",
+            path=str(change.target),
+            hint="Take the attribute away (`chattr -i`), then run this again.",
+        )
+        for change in plan.changes
+        if _is_immutable(change.target)
     ]
     user = os.geteuid()
     strange = [c.target for c in plan.changes if user not in (0, _owner(c.target, user))]
@@ -158,6 +188,13 @@ def check_access(site: Site, plan: Plan) -> None:
         )
     if faults:
         raise Refused(faults)
+
+
+def _is_immutable(path: Path) -> bool:
+    """Tell whether the file's mode lets this user write and the system does not."""
+    if path.is_symlink() or not path.is_file() or os.access(path, os.W_OK):
+        return False
+    return os.geteuid() == 0 or bool(path.stat().st_mode & 0o200)
 
 
 def _owner(path: Path, default: int) -> int:

@@ -1,6 +1,6 @@
 """Run by `patcher.trial` in the target's own Python: what would a server there load?
 
-Its text goes to ``python -B -c``, with an `Order` in JSON and a pipe's number as arguments, so it
+Its text goes to ``python -c``, with an `Order` in JSON and a pipe's number as arguments, so it
 stands alone: standard library only, nothing of this package. It answers on the pipe with one JSON
 object, ``{"status": passed|failed|skipped, "message": …}``.
 """

@@ -49,8 +49,8 @@ def find(site: Site) -> tuple[Process, ...]:
     own = _ancestry()
     return tuple(
         found
-        for folder in sorted(_PROC.glob("[0-9]*"), key=lambda entry: int(entry.name))
-        if int(folder.name) not in own and (found := _examine(folder, site, booted))
+        for pid in sorted(int(e.name) for e in _PROC.iterdir() if e.name.isdigit())
+        if pid not in own and (found := _examine(_PROC / str(pid), site, booted))
     )
 
 

@@ -7,15 +7,18 @@ from it, so that a newer engine can take back what an older one did.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from patcher import bounds
 from patcher.errors import refuse
 
 SCHEMA = 1
-STATE = "sglang_overlay/_state"
+PACKAGE = "sglang_overlay"
+STATE = f"{PACKAGE}/_state"
 PATH = f"{STATE}/receipt.json"
 
 
@@ -86,13 +89,13 @@ def load(root: Path) -> Receipt | None:
     Raises:
         Refused: it is damaged, or written by an engine that is newer than this one.
     """
-    try:
-        text = (root / PATH).read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
+    if not os.path.lexists(root / PATH):
         return None
     try:
-        return _parse(json.loads(text))
-    except (ValueError, KeyError, TypeError) as error:
+        if not (root / PATH).is_file():
+            raise ValueError("it is not a file")
+        return _parse(json.loads((root / PATH).read_bytes()))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise refuse(
             "receipt-unreadable",
             f"cannot be read by this engine: {error}",
@@ -111,20 +114,43 @@ def _parse(document: dict[str, Any]) -> Receipt:
     if document["schema"] != SCHEMA:
         raise ValueError(f"schema {document['schema']}, known is {SCHEMA}")
     receipt = Receipt(
-        overlay_version=document["overlay_version"],
-        fingerprint=document["fingerprint"],
-        release=document["release"],
-        family=document["family"],
+        overlay_version=_text(document["overlay_version"]),
+        fingerprint=_text(document["fingerprint"]),
+        release=_text(document["release"]),
+        family=_text(document["family"]),
         applied_at=float(document["applied_at"]),
-        files=_kept(document["files"]),
-        bytecode=_kept(document["bytecode"]),
-        overlay={path: str(sha) for path, sha in document["overlay"].items()},
-        record=_kept(document["record"]),
-        folders={path: Folder(**row) for path, row in document["folders"].items()},
+        files=_kept(document["files"], "sglang/"),
+        bytecode=_kept(document["bytecode"], "sglang/", f"{PACKAGE}/"),
+        overlay={
+            bounds.plain(path, f"{PACKAGE}/"): _text(sha)
+            for path, sha in document["overlay"].items()
+        },
+        record=_kept(document["record"], "sglang-"),
+        folders={
+            path if path == "." else bounds.plain(path): _folder(row)
+            for path, row in document["folders"].items()
+        },
     )
     receipt.version_key()
     return receipt
 
 
-def _kept(rows: dict[str, Any]) -> dict[str, Kept]:
-    return {path: Kept(**row) for path, row in rows.items()}
+def _kept(rows: dict[str, Any], *prefixes: str) -> dict[str, Kept]:
+    return {
+        bounds.plain(path, *prefixes): Kept(
+            before=_text(row["before"]),
+            after=None if row["after"] is None else _text(row["after"]),
+            original=bounds.plain(row["original"], f"{STATE}/originals/"),
+        )
+        for path, row in rows.items()
+    }
+
+
+def _folder(row: dict[str, Any]) -> Folder:
+    return Folder(mtime_ns=int(row["mtime_ns"]), names=_text(row["names"]))
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is not a text")
+    return value

@@ -38,13 +38,13 @@ def edit(content: bytes, *, put: Mapping[str, str], drop: Iterable[str] = ()) ->
     """Return RECORD with the rows in ``put`` (path → row) replaced or appended, some dropped."""
     newline = "\r\n" if b"\r\n" in content else "\n"
     gone = set(drop)
-    pending = dict(put)
-    lines = []
+    lines, seen = [], set()
     for line in _lines(content):
         path = _path(line)
+        seen.add(path)
         if path not in gone:
-            lines.append(pending.pop(path, line))
-    lines += pending.values()
+            lines.append(put.get(path, line))
+    lines += [line for path, line in put.items() if path not in seen]
     return "".join(line + newline for line in lines).encode("utf-8", "surrogateescape")
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from patcher import diff, record
 from patcher.errors import Fault, Refused
+from patcher.receipt import PACKAGE
 from patcher.site import Site
-from patcher.source import PACKAGE
 from patcher.state import FileState, Survey, TreeState
 
 
@@ -45,8 +45,7 @@ def find(survey: Survey, *, allow_downgrade: bool) -> list[Fault]:
                 code="receipt-missing",
                 message="is patched already, but there is no receipt of it",
                 path=report.path,
-                hint="Run `pip install --force-reinstall --no-deps sglang==RELEASE`, "
-                "then apply again.",
+                hint=site.reinstall,
             )
             for report in survey.files
             if report.state is FileState.PATCHED
@@ -113,6 +112,8 @@ def _clashes(survey: Survey) -> list[Fault]:
             detail = "the overlay builds on this file as released"
         elif report.state is FileState.MISSING:
             detail = "the overlay has hooks in it"
+        elif report.digest == "special":
+            detail = "it is no file"
         else:
             detail = _first_clash(survey, report.path)
         verb = "is missing" if report.state is FileState.MISSING else "was changed"
@@ -155,14 +156,15 @@ def _folder_faults(survey: Survey) -> list[Fault]:
                     hint="Pass the folder that really holds the package as --target.",
                 )
             )
-    for report in survey.files:
-        path = site.package_root / report.path
+    places = [site.package_root / report.path for report in survey.files]
+    places += [site.record] if site.record else []
+    for path in places:
         if path.is_symlink() and not path.readlink().is_absolute():
             faults.append(
                 Fault(
                     code="link-out-of-tree",
                     message=f"is a relative symbolic link to {path.readlink()}",
-                    path=report.path,
+                    path=str(path),
                     hint="Install with real files (for uv: --link-mode copy), then apply.",
                 )
             )

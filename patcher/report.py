@@ -14,6 +14,7 @@ from patcher import diff
 from patcher.errors import Fault
 from patcher.plan import Action, Verb
 from patcher.state import TreeState
+from patcher.transaction import LEFT_OPEN
 
 SCHEMA = 1
 
@@ -102,7 +103,9 @@ def to_text(outcome: Outcome) -> str:
         lines.append(f"error [{fault.code}]: {where}{fault.message}")
         lines += [f"  → {fault.hint}"] if fault.hint else []
     if outcome.errors:
-        lines.append(f"{outcome.command} refused: nothing was changed in {outcome.target}")
+        whole = LEFT_OPEN not in {fault.code for fault in outcome.errors}
+        end = "nothing was changed" if whole else "half done, to be finished by the next run"
+        lines.append(f"{outcome.command} refused: {end}, in {outcome.target}")
         return "\n".join(lines)
     lines += [
         f"  {action.action.value:8} {action.path}"

@@ -13,9 +13,8 @@ from patcher import bytecode, files, plan, record
 from patcher import receipt as receipts
 from patcher.errors import Fault, Refused
 from patcher.plan import Action, Plan, Verb
-from patcher.receipt import Kept, Receipt
+from patcher.receipt import PACKAGE, Kept, Receipt
 from patcher.site import Site
-from patcher.source import PACKAGE
 from patcher.state import FileState, Survey
 from patcher.transaction import Change
 
@@ -35,8 +34,7 @@ def plan_revert(survey: Survey) -> Plan:
             code="receipt-missing",
             message="is patched, but there is no receipt and no original to put back",
             path=report.path,
-            hint="Run `pip install --force-reinstall --no-deps sglang==RELEASE`: "
-            "it brings the original files.",
+            hint=survey.site.reinstall,
         )
         for report in survey.files
         if report.state is not FileState.MISSING
@@ -47,14 +45,13 @@ def plan_revert(survey: Survey) -> Plan:
     return Plan(actions=tuple(plan.action(r, Verb.KEEP, r.digest) for r in survey.files))
 
 
-def damaged(path: str, original: Path | None) -> Fault:
+def damaged(site: Site, path: str, original: Path | None) -> Fault:
     """Return the fault that the original of ``path`` is not there to be put back."""
     return Fault(
         code="original-missing",
         message="is patched, but its original was not kept or is damaged",
         path=str(original or path),
-        hint="Run `pip install --force-reinstall --no-deps sglang==RELEASE`: it brings the "
-        "original files and removes the overlay.",
+        hint=site.reinstall,
     )
 
 
@@ -111,12 +108,8 @@ class _Reversal:
     def plan(self) -> Plan:
         hooks, texts = self._hooks()
         compiled: list[Change] = []
-        discard: list[Path] = []
         for change in hooks:
             compiled += restore_bytecode(self.site, self.receipt, change.target)
-            original = texts[plan.relative(self.site, change.target)][1]
-            caches = bytecode.in_prefix(change.target)
-            discard += [pyc for pyc in caches if bytecode.outvotes(pyc, original)]
         changes = (*hooks, *compiled, *self._record(), *self._overlay(), *self._state())
         if self.faults:
             raise Refused(self.faults)
@@ -129,7 +122,7 @@ class _Reversal:
         return Plan(
             actions=tuple(self.actions),
             changes=changes,
-            discard=tuple(discard),
+            discard=plan.outvoting(hooks),
             prune=(package, *(path for path in package.rglob("*") if path.is_dir())),
             folders={plan.place(self.site, p): row for p, row in self.receipt.folders.items()},
             texts=texts,
@@ -143,7 +136,7 @@ class _Reversal:
             digest = files.digest_content(target)
             if digest == kept.after:
                 if not _is_whole(self.site, kept):
-                    self.faults.append(damaged(path, original))
+                    self.faults.append(damaged(self.site, path, original))
                     continue
                 self._note(path, FileState.PATCHED, Verb.RESTORE, digest, kept.before)
                 changes.append(plan.restoration(target, original))
@@ -209,7 +202,7 @@ def _is_whole(site: Site, kept: Kept) -> bool:
 
 
 def _has_hook(path: Path) -> bool:
-    return PACKAGE.encode() in path.read_bytes()
+    return path.is_file() and PACKAGE.encode() in path.read_bytes()
 
 
 def _edited(path: str) -> Fault:

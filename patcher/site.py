@@ -11,7 +11,6 @@ import ast
 import json
 import os
 import re
-import subprocess
 import sys
 import urllib.parse
 from collections.abc import Iterable
@@ -49,6 +48,16 @@ class Site:
         return self.package_root != self.root
 
     @property
+    def reinstall(self) -> str:
+        """What brings this install's original files back when the overlay cannot."""
+        if self.editable:
+            return f"Bring the files in {self.package_root} back with git, or from the sdist."
+        return (
+            "Run `pip install --force-reinstall --no-deps sglang==RELEASE`: it brings the original "
+            "files and removes the overlay."
+        )
+
+    @property
     def bases(self) -> tuple[Path, ...]:
         """The folders that a transaction works in, site-packages first."""
         return (self.root, self.package_root) if self.editable else (self.root,)
@@ -75,9 +84,9 @@ def resolve(target: str | None) -> Site:
     if target is None:
         return _from_search_path(sys.path[1:], f"the Python that runs this, {sys.executable}")
     given = Path(target).expanduser()
-    if not given.exists():
-        raise refuse("target-missing", "does not exist", path=str(given), hint=_TARGET_HINT)
-    if given.is_file():
+    if not target or not given.exists():
+        raise refuse("target-missing", "does not exist", path=target, hint=_TARGET_HINT)
+    if not given.is_dir():
         return _from_python(given)
     root = given.resolve()
     notes = (f"{given} is a symbolic link to {root}",) if given.is_symlink() else ()
@@ -112,6 +121,8 @@ def _from_python(python: Path) -> Site:
         raise refuse(
             "target-unknown", "is not a Python executable", path=str(python), hint=_TARGET_HINT
         )
+    import subprocess  # most targets are folders
+
     # The executable must be run under this very name: a virtual environment's is a link, and
     # Python finds the environment by where the link stands.
     code = "import json, sys; print(json.dumps(sys.path[1:]))"

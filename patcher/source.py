@@ -8,13 +8,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from patcher import files, manifest, series
+from patcher import files, manifest
 from patcher.errors import refuse
 from patcher.manifest import Manifest
-from patcher.series import Series
+from patcher.receipt import PACKAGE
 
-PACKAGE = "sglang_overlay"
+if TYPE_CHECKING:
+    from patcher.series import Series
+
 _VERSION = re.compile(rb'^__version__ = "(\d+(?:\.\d+)*)"$', re.MULTILINE)
 
 
@@ -26,6 +29,11 @@ class Source:
     """
 
     root: Path | zipfile.Path
+
+    @property
+    def archive(self) -> str | None:
+        """The one-file bundle that this is, None for a folder."""
+        return None if isinstance(self.root, Path) else str(self.root.root.filename)
 
     @cached_property
     def overlay(self) -> Mapping[str, bytes]:
@@ -58,6 +66,8 @@ class Source:
 
     def series(self, family: str) -> Series:
         """Return the patches of one family of releases."""
+        from patcher import series  # the patch reader is not needed to tell a tree's state
+
         return series.load(self.root / "patches" / family, family=family)
 
     @cached_property

@@ -17,7 +17,7 @@ from patcher import receipt as receipts
 from patcher.manifest import Manifest
 from patcher.receipt import Receipt
 from patcher.site import Site
-from patcher.source import PACKAGE, Source
+from patcher.source import Source
 
 
 class FileState(str, Enum):
@@ -114,12 +114,15 @@ class Survey:
 
     @cached_property
     def stale_bytecode(self) -> tuple[Path, ...]:
-        """Pycs that Python would run in place of a file that is now patched."""
+        """Pycs that Python would run in place of a patched file or of an overlay module."""
+        placed = [(self.site.package_root, report) for report in self.files]
+        placed += [(self.site.root, report) for report in self.overlay]
         return tuple(
             pyc
-            for report in self.files
+            for folder, report in placed
             if report.state in (FileState.PATCHED, FileState.OUTDATED)
-            for pyc in _stale(self.site.package_root / report.path)
+            and report.path.endswith(".py")
+            for pyc in _stale(folder / report.path)
         )
 
     @cached_property
@@ -260,6 +263,3 @@ def _links(path: Path) -> int:
         return path.lstat().st_nlink
     except (FileNotFoundError, NotADirectoryError):
         return 0
-
-
-assert PACKAGE in receipts.PATH

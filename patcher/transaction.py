@@ -15,22 +15,26 @@ a journal drops it. What somebody else has put there since (pip, say) is never o
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from patcher import files
-from patcher.errors import Fault, Refused, refuse
+from patcher import bounds, bytecode, files
+from patcher.errors import Refused, failed, refuse
 
 STAGING = ".sglang_overlay.txn"
 _JOURNAL = "journal.json"
 _UNDO = "undo.json"
 _SCHEMA = 1
+_PURPOSE = re.compile(r"(apply|revert) [\d.]+\Z")
+# The code of the one fault after which a tree is not as it was: also undoing failed.
+LEFT_OPEN = "left-open"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,24 +124,24 @@ def execute(
         Refused: nothing is changed (or everything was put back); the reason is in its faults.
     """
     assert not pending(bases), "an interrupted change must be recovered first"
-    try:
-        journal = _stage(changes, bases=tuple(bases), purpose=purpose, prune=prune)
-        _commit(journal)
-    except OSError as error:
-        _abandon(bases)
-        raise _failure(error, "could not be prepared; nothing was changed") from error
-    except BaseException:
-        _abandon(bases)
-        raise
     with _signals_deferred():
+        try:
+            journal = _stage(changes, bases=tuple(bases), purpose=purpose, prune=prune)
+            _commit(journal)
+        except OSError as error:
+            _abandon(bases)
+            raise failed(error, "could not be prepared; nothing was changed") from error
+        except BaseException:
+            _abandon(bases)
+            raise
         try:
             _act(journal)
         except OSError as error:
             raise _put_back(journal, error) from error
-    try:
-        _drop(journal.staging)
-    except OSError as error:
-        return (f"{error.filename or journal.staging[0]}: {error.strerror or error}",)
+        try:
+            _drop(journal.staging)
+        except OSError as error:
+            return (f"{error.filename or journal.staging[0]}: {error.strerror or error}",)
     return ()
 
 
@@ -147,17 +151,18 @@ def recover(bases: Sequence[Path]) -> Recovery | None:
     Raises:
         Refused: the journal is damaged, or the filesystem still refuses; all is left as found.
     """
+    for base in bases:
+        _expect_folder(base / STAGING)
     staging = bases[0] / STAGING
-    undoing = (staging / _UNDO).exists()
-    try:
-        text = (staging / (_UNDO if undoing else _JOURNAL)).read_bytes()
-    except FileNotFoundError:
+    undoing = os.path.lexists(staging / _UNDO)
+    found = staging / (_UNDO if undoing else _JOURNAL)
+    if not os.path.lexists(found):
         try:
             _drop([base / STAGING for base in bases])
         except OSError as error:
-            raise _failure(error, "left by an interrupted run and cannot be removed") from error
+            raise failed(error, "left by an interrupted run and cannot be removed") from error
         return None
-    journal = _parse(text, bases)
+    journal = _parse(found, bases)
     replaced = frozenset(
         journal.target(step)
         for step in journal.steps
@@ -172,8 +177,19 @@ def recover(bases: Sequence[Path]) -> Recovery | None:
                 _undo(journal, keep=replaced)
             _drop(journal.staging)
         except OSError as error:
-            raise _failure(error, f"an interrupted run ({journal.purpose}) stays open") from error
+            what = f"an interrupted run ({journal.purpose}) stays half done"
+            raise failed(error, what, code=LEFT_OPEN) from error
     return Recovery(purpose=journal.purpose, finished=forward, left_alone=tuple(sorted(replaced)))
+
+
+def _expect_folder(staging: Path) -> None:
+    if os.path.lexists(staging) and (staging.is_symlink() or not staging.is_dir()):
+        raise refuse(
+            "overlay-modified",
+            "is in the way: the overlay keeps its unfinished work in a folder of this name",
+            path=str(staging),
+            hint="Move it away, then run this again.",
+        )
 
 
 def _all_staged(journal: _Journal) -> bool:
@@ -270,27 +286,51 @@ def _commit(journal: _Journal) -> None:
         files.sync_directory(folder)
 
 
-def _parse(text: bytes, bases: Sequence[Path]) -> _Journal:
+def _parse(path: Path, bases: Sequence[Path]) -> _Journal:
     try:
-        record = json.loads(text)
+        if not path.is_file():
+            raise ValueError("it is not a file")
+        record = json.loads(path.read_bytes())
         if record["schema"] != _SCHEMA:
             raise ValueError(f"schema {record['schema']}, known is {_SCHEMA}")
-        # The site may have moved since (a container layer, say); the other folder may not.
-        return _Journal(
-            bases=(bases[0], *(Path(base) for base in record["bases"][1:])),
+        if len(record["bases"]) > len(bases):
+            raise ValueError(f"{record['bases'][1:]} is no part of this install now")
+        journal = _Journal(
+            bases=tuple(bases),
             purpose=record["purpose"],
-            steps=tuple(_Step(**step) for step in record["steps"]),
-            new_folders=tuple((base, path) for base, path in record["new_folders"]),
-            prune=tuple((base, path) for base, path in record["prune"]),
+            steps=tuple(
+                _Step(
+                    base=_place(row["base"], row["path"], bases)[0],
+                    path=row["path"],
+                    before=row["before"],
+                    after=row["after"],
+                )
+                for row in record["steps"]
+            ),
+            new_folders=tuple(_place(base, path, bases) for base, path in record["new_folders"]),
+            prune=tuple(_place(base, path, bases) for base, path in record["prune"]),
         )
-    except (ValueError, KeyError, TypeError) as error:
+        if not _PURPOSE.match(journal.purpose):
+            raise ValueError(f"{journal.purpose!r} is no purpose")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise refuse(
             "journal-unreadable",
-            f"the journal of an interrupted run cannot be read: {error}",
+            f"the journal of an interrupted run cannot be used: {error}",
             path=str(bases[0] / STAGING),
             hint="Finish with the overlay version that wrote it, or reinstall sglang with pip "
             "and delete this folder.",
         ) from error
+    return journal
+
+
+def _place(base: Any, path: Any, bases: Sequence[Path]) -> tuple[int, str]:
+    """Return a place that the journal names, once it is known to lie in the tree."""
+    if base not in range(len(bases)):
+        raise ValueError(f"there is no folder number {base!r}")
+    hindrance = bounds.obstacle(bases[base] / bounds.plain(path))
+    if hindrance:
+        raise ValueError(hindrance)
+    return int(base), str(path)
 
 
 def _act(journal: _Journal) -> None:
@@ -304,8 +344,7 @@ def _act(journal: _Journal) -> None:
         elif os.path.lexists(journal.new(number, step)):
             journal.new(number, step).replace(journal.target(step))
     for folder in sorted(journal.folders(journal.prune), reverse=True):
-        with contextlib.suppress(OSError):  # not empty: somebody keeps a file of theirs in it
-            folder.rmdir()
+        files.remove_empty(folder)
     for step in journal.steps:
         found = files.digest_path(journal.target(step))
         if found != step.after:
@@ -322,23 +361,25 @@ def _undo(journal: _Journal, *, keep: frozenset[Path] = frozenset()) -> None:
         files.sync_directory(staging)
     for number, step in reversed(list(enumerate(journal.steps))):
         target = journal.target(step)
-        if target in keep:
+        # Bytecode of a source that was replaced or uninstalled since belongs to nothing any more.
+        if target in keep or any(bytecode.belongs(target, source) for source in keep):
             continue
         old = journal.old(number, step)
         if step.before is None:
             if target.parent.is_dir():
                 target.unlink(missing_ok=True)
         elif os.path.lexists(old):
-            target.parent.mkdir(parents=True, exist_ok=True)
+            files.make_parents(target)
             old.replace(target)
     for folder in reversed(journal.folders(journal.new_folders)):
-        with contextlib.suppress(OSError):
-            folder.rmdir()
+        files.remove_empty(folder)
     _sync(journal)
 
 
 def _sync(journal: _Journal) -> None:
-    for folder in {journal.target(step).parent for step in journal.steps} | set(journal.bases):
+    touched = [journal.target(step) for step in journal.steps]
+    touched += journal.folders((*journal.new_folders, *journal.prune))
+    for folder in {path.parent for path in touched} | set(journal.bases):
         if folder.is_dir():
             files.sync_directory(folder)
 
@@ -350,11 +391,11 @@ def _put_back(journal: _Journal, error: OSError) -> Refused:
     except OSError as second:
         return Refused(
             [
-                *_failure(error, "could not be changed").faults,
-                *_failure(second, "could not be put back yet; the next run will").faults,
+                *failed(error, "could not be changed").faults,
+                *failed(second, "stays half done until the next run", code=LEFT_OPEN).faults,
             ]
         )
-    return _failure(error, "could not be changed; everything was put back")
+    return failed(error, "could not be changed; everything was put back")
 
 
 def _drop(stagings: Sequence[Path]) -> None:
@@ -373,25 +414,9 @@ def _abandon(bases: Sequence[Path]) -> None:
         _drop([base / STAGING for base in bases])
 
 
-def _failure(error: OSError, what: str) -> Refused:
-    hints = {
-        errno.ENOSPC: "Free some space on this filesystem, then run this again.",
-        errno.EACCES: "Run this as the owner of the tree.",
-        errno.EPERM: "Run this as the owner of the tree.",
-        errno.EROFS: "This filesystem is read-only: remount it, or patch when the image is built.",
-    }
-    fault = Fault(
-        code="io-error",
-        message=f"{what}: {error.strerror or error}",
-        path=str(error.filename or ""),
-        hint=hints.get(error.errno or 0, "Look at the filesystem's health, then run this again."),
-    )
-    return Refused([fault])
-
-
 @contextlib.contextmanager
 def _signals_deferred() -> Iterator[None]:
-    """Hold back SIGINT, SIGTERM and SIGHUP for the few milliseconds in which the tree changes."""
+    """Hold back SIGINT, SIGTERM and SIGHUP for the fraction of a second that a change takes."""
     held = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, held)
     try:

@@ -22,6 +22,7 @@ def check_import(scene: Scene) -> Check:
     if not (site.installed and scene.hooked):
         return _check(Status.SKIPPED, "there is no known sglang to import")
     python = interpreter(site)
+    # By the environment, not by -B: what the import starts in turn must not write either.
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     if python is None:
         python = Path(sys.executable)
@@ -83,7 +84,7 @@ def _ask(python: Path, scene: Scene, environment: dict[str, str]) -> dict[str, s
     try:
         # What SGLang prints is not wanted, and no pipe of it may outlive the probe.
         done = subprocess.run(
-            [str(python), "-B", "-c", text, json.dumps(order), str(writer)],
+            [str(python), "-c", text, json.dumps(order), str(writer)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 
-from patcher import checks, lock, source, state, trial
+from patcher import checks, lock, source, state
 from patcher import site as sites
 from patcher.checks import Check, Expect, Scene, Status
 from patcher.errors import Fault, Refused
@@ -24,6 +24,13 @@ from patcher.state import Survey, TreeState
 SCHEMA = 1
 SWITCH = "SGLANG_OVERLAY_DISABLE"
 
+
+def _check_import(scene: Scene) -> Check:
+    from patcher import trial  # starts processes, and is often left out
+
+    return trial.check_import(scene)
+
+
 _TREE: Mapping[str, Callable[[Scene], Check]] = {
     "files": checks.check_files,
     "record": checks.check_record,
@@ -32,7 +39,7 @@ _TREE: Mapping[str, Callable[[Scene], Check]] = {
     "pins": checks.check_pins,
 }
 _HOST: Mapping[str, Callable[[Scene], Check]] = {
-    "import": trial.check_import,
+    "import": _check_import,
     "gpu": checks.check_gpu,
     "processes": checks.check_processes,
 }
@@ -46,14 +53,15 @@ class Request:
 
     ``target`` is what `patcher.site.resolve` takes; ``expect`` what it is meant to be. A check in
     ``require`` fails where it would be skipped; one in ``skip`` is not run. Both hold names of
-    `OPTIONAL` and have none in common. ``wait`` is the seconds to wait for a run that changes the
-    target.
+    `OPTIONAL` and have none in common. ``server`` is the address of a running server to compare
+    with the tree. ``wait`` is the seconds to wait for a run that changes the target.
     """
 
     target: str | None = None
     expect: Expect = Expect.PATCHED
     require: frozenset[str] = frozenset()
     skip: frozenset[str] = frozenset()
+    server: str | None = None
     wait: float = 30.0
 
     def __post_init__(self) -> None:
@@ -93,6 +101,10 @@ def verify(request: Request) -> Verdict:
             tree_state = scene.survey.state
             found = [_run(name, check, scene, request) for name, check in _TREE.items()]
         found += [_run(name, check, scene, request) for name, check in _HOST.items()]
+        if request.server is not None:
+            from patcher import live  # costs more to import than all other checks to run
+
+            found.append(live.check_server(scene, request.server))
     except Refused as refusal:
         return _no_verdict(request, ours, site, refusal.faults)
     except PermissionError as error:
@@ -107,6 +119,12 @@ def verify(request: Request) -> Verdict:
         warnings=switched_off(os.environ),
         notes=site.notes,
     )
+
+
+def bug(message: str) -> Verdict:
+    """Return the verdict of a run that ended in a fault of this program."""
+    fault = Fault(code="bug", message=message, hint="Please report it with the lines on stderr.")
+    return Verdict(target="", overlay_version="", expect=Expect.PATCHED, errors=(fault,))
 
 
 def switched_off(environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -176,7 +194,7 @@ def _run(name: str, check: Callable[[Scene], Check], scene: Scene, request: Requ
         return Check(name=name, status=Status.SKIPPED, message="left out as asked (--skip)")
     found = check(scene)
     if name in request.require and found.status is Status.SKIPPED:
-        message = f"{found.message}, but the check is required (--require {name})"
+        message = f"{found.message}, but it is required (--require {name})"
         return replace(found, status=Status.FAILED, message=message)
     return found
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from patcher import source
+from tests.support import users
 from tests.support.sites import manifest_of, slim_site
 from tests.support.snapshots import assert_identical, snapshot
 
 ROOT = Path(__file__).resolve().parents[1]
 RELEASE = "0.5.12.post1"
-NOBODY = 65534
 
 
 @pytest.fixture
@@ -25,20 +25,17 @@ def site(tmp_path: Path) -> Path:
     return slim_site(RELEASE, tmp_path / "site-packages")
 
 
-def run(
-    *options: str, env: dict[str, str] | None = None, as_user: int | None = None
-) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "apply.py"), *options]
-    if as_user is not None:
-        identity = [f"--reuid={as_user}", f"--regid={as_user}", "--clear-groups"]
-        command = ["setpriv", *identity, *command]
+def run(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, **(env or {})}
+        [sys.executable, str(ROOT / "apply.py"), *options],
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
-def answer(*options: str, code: int = 0, as_user: int | None = None) -> dict[str, Any]:
-    done = run(*options, "--json", as_user=as_user)
+def answer(*options: str, code: int = 0) -> dict[str, Any]:
+    done = run(*options, "--json")
     assert done.returncode == code, done.stderr + done.stdout
     document = json.loads(done.stdout)
     assert isinstance(document, dict)
@@ -107,17 +104,23 @@ def test_a_refusal_says_what_to_do_and_changes_nothing(site: Path) -> None:
     assert_identical(before, snapshot(site, folder_times=True))
 
 
-def test_a_second_apply_needs_no_right_to_write(site: Path) -> None:
-    answer("--target", str(site))
-    for folder in site.parents:
-        if folder.stat().st_mode & 0o005 != 0o005 and folder != Path("/"):
-            folder.chmod(folder.stat().st_mode | 0o005)
-    before = snapshot(site, folder_times=True)
-    again = answer("--target", str(site), as_user=NOBODY)
-    assert (again["changed"], again["state_after"]) == (False, "patched")
-    refused = answer("--target", str(site), "--revert", as_user=NOBODY, code=1)
-    assert {row["code"] for row in refused["errors"]} <= {"not-owner", "not-writable"}
-    assert_identical(before, snapshot(site, folder_times=True))
+def test_a_second_apply_needs_no_right_to_write() -> None:
+    with users.open_folder() as folder:
+        site = slim_site(RELEASE, folder / "site-packages")
+        answer("--target", str(site))
+        users.close(site)
+        product = users.ship(folder / "product")
+        before = snapshot(site, folder_times=True)
+        again = users.run(product, "apply.py", "--target", str(site), "--json")
+        assert again.returncode == 0, again.stderr
+        document = json.loads(again.stdout)
+        assert (document["changed"], document["state_after"]) == (False, "patched")
+        refused = users.run(product, "apply.py", "--target", str(site), "--revert", "--json")
+        assert refused.returncode == 1
+        found = {row["code"] for row in json.loads(refused.stdout)["errors"]}
+        assert found
+        assert found <= {"not-owner", "not-writable"}
+        assert_identical(before, snapshot(site, folder_times=True))
 
 
 @pytest.mark.parametrize(
@@ -128,6 +131,13 @@ def test_wrong_usage_is_2(options: list[str]) -> None:
     done = run(*options)
     assert done.returncode == 2
     assert "Usage:" in done.stderr
+
+
+@pytest.mark.parametrize("script", ["apply.py", "verify_install.py"])
+def test_version(script: str) -> None:
+    command = [sys.executable, str(ROOT / script), "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == source.locate().version
 
 
 def test_help_names_every_exit_code() -> None:

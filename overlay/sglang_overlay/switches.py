@@ -1,12 +1,13 @@
 """Every environment variable that the overlay reads, in one place; read once, at import.
 
-=====================================  =================================================================
+=====================================  ============================================================
 ``SGLANG_OVERLAY_DISABLE``             ``1``: every hook returns SGLang's own function, unchanged
-``SGLANG_OVERLAY_ALLOW_DROPPED_MASK``  ``1``: a backend that would drop a draft tree's mask is started
-                                       anyway, with a warning in the log, instead of being refused
-=====================================  =================================================================
+``SGLANG_OVERLAY_ALLOW_DROPPED_MASK``  ``1``: a server whose verify would drop a draft tree's mask
+                                       starts all the same, with a warning in the log
+=====================================  ============================================================
 
-A value other than ``0``, ``1`` or nothing is an error: a switch that is misspelt must not pass for off.
+A value other than ``0``, ``1`` or nothing is an error: a switch that is misspelt must not pass for
+off.
 """
 
 from __future__ import annotations

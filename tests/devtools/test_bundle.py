@@ -56,6 +56,12 @@ def test_the_whole_path(archive: Path, tmp_path: Path) -> None:
     assert_identical(before, snapshot(site))
 
 
+def test_its_hints_name_the_bundle(archive: Path, tmp_path: Path) -> None:
+    site = slim_site(RELEASE, tmp_path / "site-packages")
+    said = run(archive, "verify", "--target", str(site), "--skip", "import,gpu").stdout
+    assert f"Run `python3 {archive} apply --target {site}`" in said
+
+
 def test_it_installs_what_the_checkout_installs(archive: Path, tmp_path: Path) -> None:
     from patcher import engine
     from patcher.engine import Request

@@ -10,11 +10,14 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
-from tests.support.bench import APPLY, REVERT, TASKS, Bench, Task
+from tests.support.bench import APPLY, RELEASE, REVERT, TASKS, Bench, Task
 from tests.support.runs import KILLED, NAMING, Call, Fault
+from tests.support.snapshots import assert_identical, snapshot
+from tests.support.used_sites import lived_in_site
 
 KILL = "signal=KILL"
 ERROR = "error=EIO"
@@ -24,7 +27,7 @@ def test_kill_at_a_sample_of_calls(bench: Bench, injected: Counter[str]) -> None
     """A sample of each task, the next run alternating between the same and the opposite."""
     for task in TASKS:
         calls = writing_calls(bench, task)
-        for number, call in enumerate(sample(calls, every=16)):
+        for number, call in enumerate(sample(calls, every=30)):
             kill_and_go_on(bench, task, [call.fault(KILL)], opposite=bool(number % 2))
             injected[f"kills of {task.name}"] += 1
 
@@ -49,7 +52,7 @@ def test_kill_at_every_call(
 
 def test_kill_the_recovery_at_a_sample_of_calls(bench: Bench, injected: Counter[str]) -> None:
     for task in (APPLY, REVERT):
-        _kill_recoveries(bench, task, injected, firsts=2, every=40)
+        _kill_recoveries(bench, task, injected, firsts=1, every=60)
 
 
 @pytest.mark.full
@@ -60,7 +63,7 @@ def test_kill_the_recovery_at_every_call(task: Task, bench: Bench, injected: Cou
 
 def test_kill_the_undoing_at_a_sample_of_calls(bench: Bench, injected: Counter[str]) -> None:
     for task in (APPLY, REVERT):
-        _kill_undoings(bench, task, injected, every=24)
+        _kill_undoings(bench, task, injected, every=60)
 
 
 @pytest.mark.full
@@ -78,6 +81,39 @@ def test_kill_at_random_times_500(bench: Bench, injected: Counter[str]) -> None:
     _kill_at_random(bench, injected, count=500)
 
 
+@pytest.mark.parametrize(
+    "every", [100, pytest.param(1, marks=pytest.mark.full)], ids=["sample", "all"]
+)
+def test_kill_on_an_editable_install(
+    every: int, tmp_path: Path, bench: Bench, injected: Counter[str]
+) -> None:
+    """The package lies in another folder, which has a staging folder of its own."""
+    site = editable_site(tmp_path)
+    pristine = snapshot(tmp_path)
+    for number, verb in enumerate(([], ["--revert"])):
+        if verb:
+            assert bench.now.run("--target", site).code == 0
+        calls = bench.now.run("--target", site, *verb, trace=True).calls
+        for at, call in enumerate(sample(calls, every=every)):
+            bench.now.run("--target", site, *([] if verb else ["--revert"]))
+            ended = bench.now.run("--target", site, *verb, faults=[call.fault(KILL)])
+            assert ended.code == KILLED, f"{call}: {ended.told}"
+            for then in ([], ["--revert"]) if (number + at) % 2 else (["--revert"],):
+                ended = bench.now.run("--target", site, *then)
+                assert ended.code == 0, f"{call}: {ended.told}"
+            assert_identical(pristine, snapshot(tmp_path), f"the install after a kill at {call}")
+            injected["kills on an editable install"] += 1
+
+
+def editable_site(folder: Path) -> Path:
+    """Return a site-packages folder in ``folder`` with an editable install of ``folder``/source."""
+    site = lived_in_site(RELEASE, folder / "site-packages")
+    (folder / "source").mkdir()
+    (site / "sglang").rename(folder / "source" / "sglang")
+    (site / "__editable__.sglang.pth").write_text(f"{folder / 'source'}\n")
+    return site
+
+
 def writing_calls(bench: Bench, task: Task, *faults: Fault) -> tuple[Call, ...]:
     """Return the calls by which ``task`` writes, in order (with ``faults`` on the way)."""
     bench.bring(task.start)
@@ -88,13 +124,16 @@ def writing_calls(bench: Bench, task: Task, *faults: Fault) -> tuple[Call, ...]:
 
 
 def sample(calls: Sequence[Call], *, every: int) -> list[Call]:
-    """Return one in ``every`` of the calls that only write, one in half as many of those that name.
+    """Return one in ``every`` calls, twice as many of those that name files, some of each kind.
 
     What is chosen depends on the calls alone, so that a failure comes back.
     """
     naming = [call for call in calls if call.name in NAMING]
     other = [call for call in calls if call.name not in NAMING]
     chosen = {*naming[:: max(1, every // 2)], *other[::every], calls[-1]}
+    for name in {call.name for call in calls}:
+        alike = [call for call in calls if call.name == name]
+        chosen.add(alike[len(alike) // 2])
     return [call for call in calls if call in chosen]
 
 

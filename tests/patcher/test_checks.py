@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from patcher import checks, engine, receipt, source, state
+from patcher import checks, engine, processes, receipt, source, state
 from patcher import record as records
 from patcher import site as sites
 from patcher.checks import Check, Expect, Scene, Status
@@ -504,3 +504,26 @@ class TestProcesses:
         (tmp_path / "elsewhere").mkdir()
         self.serve(tmp_path / "elsewhere", servers)
         assert self.check(patched).message == "no live process runs SGLang from this tree"
+
+    @pytest.mark.parametrize("age", [-1.0, 1.0])
+    def test_one_that_cannot_be_looked_into_is_a_warning(
+        self, patched: Path, age: float, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        judged = scene(patched)
+        assert judged.survey.receipt is not None
+        doubtful = processes.Process(
+            pid=7,
+            title="sglang::scheduler",
+            started_at=judged.survey.receipt.applied_at + age,
+            certain=False,
+        )
+        monkeypatch.setattr(processes, "find", lambda site: (doubtful,))
+        found = checks.check_processes(judged)
+        assert found.status is Status.WARNING
+        assert "process 7 sglang::scheduler (another user's" in found.message
+
+    def test_is_skipped_where_the_system_shows_no_processes(
+        self, patched: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(processes, "_PROC", tmp_path / "absent")
+        assert self.check(patched).status is Status.SKIPPED

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import py_compile
 import shutil
 import stat
 from collections.abc import Callable
@@ -348,6 +349,19 @@ def test_an_editable_install_is_patched_where_its_package_lies(tmp_path: Path) -
     assert revert(site).state_after is TreeState.PRISTINE
     for was, root in zip(before, (workspace, site), strict=True):
         assert_identical(was, snapshot(root))
+
+
+def test_stale_bytecode_of_an_overlay_module_is_dropped(site: Path) -> None:
+    apply(site)
+    module = site / "sglang_overlay/switches.py"
+    text = module.read_text()
+    module.write_text("DISABLED = 'old text'\n")
+    unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    pyc = Path(str(py_compile.compile(str(module), invalidation_mode=unchecked)))
+    module.write_text(text)
+    assert status(site) is TreeState.MIXED
+    assert apply(site).state_after is TreeState.PATCHED
+    assert not pyc.exists()
 
 
 def test_another_user_without_rights_is_told_before_anything_is_written(

@@ -113,6 +113,16 @@ def test_an_import_that_fails_otherwise_is_a_failure(tmp_path: Path, text: str, 
     assert found.hint
 
 
+def test_a_missing_package_does_not_excuse_the_overlay(tmp_path: Path) -> None:
+    text = (
+        "try:\n    import absent_package\nexcept ImportError:\n"
+        "    from sglang_overlay.srt import absent\n"
+    )
+    found = check(tmp_path, text)
+    assert found.status is Status.FAILED
+    assert "cannot import name 'absent'" in found.message
+
+
 def test_an_overlay_that_cannot_be_imported_is_a_failure(tmp_path: Path) -> None:
     found = check(tmp_path, HOOK, {"sglang_overlay/__init__.py": "raise RuntimeError('broken')\n"})
     assert found.status is Status.FAILED

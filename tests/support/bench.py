@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from tests.support import trees
+from tests.support import used_sites
 from tests.support.runs import ROOT, CommandLine, Ended, serve
-from tests.support.snapshots import assert_identical, snapshot
+from tests.support.snapshots import Snapshot, assert_identical, snapshot
 
 RELEASE = "0.5.12.post1"
 
@@ -66,7 +66,7 @@ class Bench:
         self.now = now
         self._earlier = earlier
         self._checkouts = (checkout, ROOT)
-        self._known = {State.PRISTINE: snapshot(site)}
+        self._known: dict[State, Snapshot] = {State.PRISTINE: snapshot(site)}
         for state in (State.EARLIER, State.PATCHED, State.PRISTINE):
             self.bring(state)
             self._known.setdefault(state, self._look(state))
@@ -86,17 +86,17 @@ class Bench:
 
     def assert_is(self, state: State, after: object = "") -> None:
         """Fail unless the site is in ``state`` to the byte, and nothing is left over around it."""
-        assert trees.leftovers(self.site) == [], f"left over after {after}"
+        assert used_sites.leftovers(self.site) == [], f"left over after {after}"
         assert_identical(self._known[state], self._look(state), f"the {state.value} site {after}")
 
     def assert_importable(self, after: object = "") -> None:
         """Fail if a file is hooked and the overlay that it imports is not whole."""
-        wrong = trees.hooks_without_modules(self.site, self._checkouts, RELEASE)
+        wrong = used_sites.hooks_without_modules(self.site, self._checkouts, RELEASE)
         assert wrong == [], f"after {after}: {wrong}"
 
-    def _look(self, state: State) -> trees.Snapshot:
+    def _look(self, state: State) -> Snapshot:
         seen = snapshot(self.site)
-        return seen if state is State.PRISTINE else trees.patched_view(seen, self.site)
+        return seen if state is State.PRISTINE else used_sites.patched_view(seen, self.site)
 
     def _do(self, program: CommandLine, *verb: str) -> None:
         ended = program.run("--target", self.site, *verb)
@@ -106,7 +106,7 @@ class Bench:
 @contextmanager
 def set_up(folder: Path) -> Iterator[Bench]:
     """Set up a bench in ``folder``."""
-    checkout = trees.earlier_checkout(folder / "earlier", RELEASE)
-    site = trees.lived_in_site(RELEASE, folder / "site-packages")
+    checkout = used_sites.earlier_checkout(folder / "earlier", RELEASE)
+    site = used_sites.lived_in_site(RELEASE, folder / "site-packages")
     with serve() as now, serve(checkout) as earlier:
         yield Bench(site, now, earlier, checkout)

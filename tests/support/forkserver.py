@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -48,6 +49,8 @@ def _answer(value: int) -> None:
 
 def _become(order: dict[str, Any]) -> None:
     os.environ.update(order["environment"])
+    # Where the tests run in the background, a shell has had SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = ["apply.py", *order["arguments"]]
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         opened = os.open(order[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

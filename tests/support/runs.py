@@ -154,6 +154,7 @@ class CommandLine:
         log = self._scratch / "trace"
         names = ",".join(WRITING if take_down else {fault.call.name for fault in faults})
         options = [option for fault in faults for option in fault.options()]
+        options += ["-y"] if take_down else []  # which file a descriptor is
         strace = subprocess.Popen(
             ["strace", "-f", "-qq", "-s", "4096", "-o", str(log), "-e", f"trace={names}"]
             + [*options, "-p", str(pid)],

@@ -1,0 +1,77 @@
+"""How the command lines end: every way out is an exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Callable
+
+import click
+
+from patcher import source
+
+FAILED = 1
+BUG = 3
+INTERRUPTED = 130
+
+
+def version_option(command: Callable[..., int]) -> Callable[..., int]:
+    """Add ``--version``, which shows the overlay's version."""
+    return click.option(
+        "--version",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_show_version,
+        help="Show the overlay's version and exit.",
+    )(command)
+
+
+def _show_version(context: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked:
+        click.echo(source.locate().version)
+        context.exit()
+
+
+def run(
+    command: click.Command, *, interrupted: str, bug: Callable[[str], str] | None = None
+) -> int:
+    """Run ``command`` and return its exit code.
+
+    Args:
+        command: returns an exit code, or None for 0.
+        interrupted: what to say after Ctrl-C.
+        bug: what to print on stdout for a caller that asked for ``--json``, given the fault's
+            message.
+    """
+    try:
+        return int(command.main(standalone_mode=False) or 0)
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except click.UsageError as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo(interrupted, err=True)
+        return INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - the last resort of the program
+        traceback.print_exc()
+        click.echo("This is a bug of the overlay: please report the lines above.", err=True)
+        if bug is not None and "--json" in sys.argv:
+            click.echo(bug(str(error)))
+        return BUG
+
+
+def untold(report: str, error: OSError) -> int:
+    """Say that the outcome could not be said: a full disk behind stdout is no bug, but no success.
+
+    A broken pipe never comes here, click takes it for the reader's wish.
+    """
+    # What is still buffered would fail again when Python ends, with an exit code of its own.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+    with contextlib.suppress(OSError):
+        click.echo(f"the report could not be written: {error.strerror}", err=True)
+        click.echo(report, err=True)
+    return FAILED

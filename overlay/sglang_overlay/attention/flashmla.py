@@ -1,0 +1,111 @@
+"""The prefix engine on FlashMLA: sm_90, pages of 64, bf16 or fp8 (e4m3) cache.
+
+Three choices differ from what SGLang's FlashMLA backend does for a chain:
+
+- The scheduler is planned for prefix lengths, not for prefix + tree: a plan for other lengths
+  splits the work at the wrong blocks.
+- Nodes and heads go in as one axis of heads with a query length of 1. Without a mask they are the
+  same computation, and the lse then comes out in token order, as one plain [tokens, heads] array.
+- fp8: the query is quantised with scale 1 and saturation, and keys are read with ``cache_scale``.
+  SGLang stores an fp8 cache without dividing by ``k_scale``, so its cache is read with scale 1.
+"""
+
+from __future__ import annotations
+
+import torch
+from sgl_kernel.flash_mla import flash_mla_with_kvcache, get_mla_metadata
+
+from sglang_overlay.attention.kernels.quantize import saturate_kernel
+from sglang_overlay.attention.prefix import KEY_DIM, LATENT_DIM, PrefixResult
+
+PAGE_SIZE = 64
+_FP8 = torch.float8_e4m3fn
+
+
+class FlashMlaEngine:
+    """Non-causal FlashMLA over the prefix. See `prefix.PrefixEngine` for the contract."""
+
+    page_size = PAGE_SIZE
+
+    def __init__(
+        self, *, max_requests: int, cache_dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        if cache_dtype not in (torch.bfloat16, _FP8):
+            raise ValueError(
+                f"cache_dtype: got {cache_dtype}, needed torch.bfloat16 or {_FP8}; "
+                "start the server with another --kv-cache-dtype or another prefix engine"
+            )
+        self._is_fp8 = cache_dtype is _FP8
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+        self._schedule = torch.zeros(processors, 8, dtype=torch.int32, device=device)
+        self._splits = torch.zeros(max_requests + 1, dtype=torch.int32, device=device)
+        self._parts = 0
+        # Replaced by every plan; until the first there is nothing to run on.
+        self._lengths = self._splits[:0]
+        self._page_table = self._schedule[:0]
+        self._scales: dict[float, torch.Tensor] = {}
+        self._device = device
+
+    def plan(self, lengths: torch.Tensor, page_table: torch.Tensor, rows: int) -> None:
+        """Plan FlashMLA's tiles for these prefix lengths into the static buffers."""
+        schedule, splits = get_mla_metadata(lengths, rows, 1, is_fp8_kvcache=self._is_fp8)
+        self._parts = schedule.shape[0]
+        # One launch for both; the op itself cannot write into given buffers.
+        torch._foreach_copy_(
+            [self._schedule[: self._parts], self._splits[: splits.shape[0]]], [schedule, splits]
+        )
+        self._lengths = lengths
+        self._page_table = page_table
+
+    def run(
+        self, query: torch.Tensor, cache: torch.Tensor, softmax_scale: float, cache_scale: float
+    ) -> PrefixResult:
+        """Return out [tokens, heads, 512] and natural-log lse [tokens, heads] over the prefixes."""
+        tokens, heads, _ = query.shape
+        requests = self._lengths.shape[0]
+        scales: dict[str, torch.Tensor] = {}
+        if self._is_fp8:
+            folded = _saturated(query).view(requests, 1, -1, KEY_DIM)
+            scales = {"descale_q": self._scale(1.0), "descale_k": self._scale(cache_scale)}
+        elif cache_scale != 1.0:
+            raise ValueError(f"cache_scale: got {cache_scale} for a bf16 cache, needed 1.0")
+        else:
+            folded = query.reshape(requests, 1, -1, KEY_DIM)
+        out, lse = flash_mla_with_kvcache(
+            folded,
+            cache.view(-1, PAGE_SIZE, 1, KEY_DIM),
+            self._page_table,
+            self._lengths,
+            LATENT_DIM,
+            self._schedule[: self._parts],
+            self._splits[: requests + 1],
+            softmax_scale,
+            False,
+            **scales,
+        )
+        return PrefixResult(out=out.view(tokens, heads, LATENT_DIM), lse=lse.reshape(tokens, heads))
+
+    def _scale(self, value: float) -> torch.Tensor:
+        # One tensor per value, made at the first (uncaptured) call: a graph must not copy from the
+        # host.
+        if value not in self._scales:
+            self._scales[value] = torch.tensor([value], dtype=torch.float32, device=self._device)
+        return self._scales[value]
+
+
+def _saturated(query: torch.Tensor) -> torch.Tensor:
+    """Return ``query`` in fp8, values beyond ±448 clamped, where torch's cast gives NaN."""
+    tokens, heads, width = query.shape
+    out = torch.empty(tokens, heads, width, dtype=_FP8, device=query.device)
+    saturate_kernel[(tokens * heads,)](
+        query,
+        out,
+        query.stride(0),
+        query.stride(1),
+        heads,
+        LIMIT=torch.finfo(_FP8).max,
+        WIDTH=width,
+        BLOCK=1024,
+        num_warps=2,
+    )
+    return out

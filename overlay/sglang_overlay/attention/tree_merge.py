@@ -1,0 +1,194 @@
+"""Launcher of the tree block and merge: check, choose tiles, launch.
+
+The tree's rows are read from the cache, through their slots, not from the fresh projection: these
+are the very bits that later decode steps will read, rounded to the cache's dtype, so that verifying
+a node and decoding it see the same keys. It also works when the caller has stored the rows already
+and holds no key tensor any more. The query keeps its dtype here, also where an engine quantises it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from sglang_overlay.attention.kernels.tree_merge import tree_merge_kernel
+from sglang_overlay.attention.mask import words_for
+from sglang_overlay.attention.prefix import KEY_DIM, LATENT_DIM, ROPE_DIM, PrefixResult
+
+_LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiles:
+    """Launch shape of the kernel.
+
+    ``rows`` (node, head) pairs and ``values`` output columns per program. Scores walk the latent
+    columns ``key_chunk`` at a time, outputs ``value_chunk`` at a time, ``stages`` chunks in flight;
+    ``warps`` per program.
+    """
+
+    rows: int
+    values: int
+    key_chunk: int
+    value_chunk: int
+    warps: int
+    stages: int = 1
+
+    def __post_init__(self) -> None:
+        if (
+            LATENT_DIM % self.key_chunk
+            or self.values % self.value_chunk
+            or LATENT_DIM % self.values
+        ):
+            raise ValueError(
+                f"tiles: got {self}; needed key_chunk and values to divide {LATENT_DIM}, and "
+                "value_chunk to divide values"
+            )
+
+
+def choose_tiles(requests: int, nodes: int, heads: int) -> Tiles:
+    """Return the tiles for a batch; a function of sizes that are fixed when a graph is captured.
+
+    Small launches are bound by latency and want many programs with everything in flight at once,
+    large ones by traffic and want tall tiles that reuse the tree's rows. Thresholds measured on an
+    H200.
+    """
+    rows = requests * nodes * heads
+    if nodes <= 16:
+        if rows >= 8192:
+            return _tiles(16, 512, 128, 128, warps=2, stages=3)
+        width = 128 if rows <= 512 else 256 if rows <= 2048 else 512
+        return _tiles(16, width, 512, width, warps=4)
+    if nodes <= 64 and rows <= 512:
+        return _tiles(16, 128, 256, 128, warps=4, stages=2)
+    if nodes <= 64 and rows <= 1024:
+        return _tiles(16, 256, 256, 256, warps=4, stages=2)
+    if nodes <= 32:
+        return _tiles(16, 512, 128, 128, warps=2, stages=3)
+    if nodes <= 64 and rows <= 8192:
+        return _tiles(16, 512, 128, 128, warps=4, stages=3)
+    if rows <= 4096:
+        return _tiles(16, 512, 64, 64, warps=4, stages=3)
+    if nodes <= 128:
+        return _tiles(64, 512, 64, 64, warps=4, stages=3)
+    return _tiles(128, 512, 64, 64, warps=8, stages=3)
+
+
+def _tiles(
+    rows: int, values: int, key_chunk: int, value_chunk: int, *, warps: int, stages: int = 1
+) -> Tiles:
+    return Tiles(
+        rows=rows,
+        values=values,
+        key_chunk=key_chunk,
+        value_chunk=value_chunk,
+        warps=warps,
+        stages=stages,
+    )
+
+
+def merge_tree(
+    query: torch.Tensor,
+    cache: torch.Tensor,
+    slots: torch.Tensor,
+    ancestors: torch.Tensor,
+    lengths: torch.Tensor,
+    prefix: PrefixResult,
+    out: torch.Tensor,
+    *,
+    softmax_scale: float,
+    cache_scale: float = 1.0,
+    tiles: Tiles | None = None,
+) -> None:
+    """Write attention over prefix ∪ ancestors into ``out`` [tokens, heads, 512], each row once.
+
+    ``query`` [tokens, heads, 576]; ``cache`` [slots, 1, 576] or [slots, 576] in the query's dtype
+    or fp8; ``slots`` [tokens] int32/int64, the cache rows of the tree's nodes; ``ancestors``
+    [requests, nodes, words] as in `mask`; ``lengths`` [requests] int32 of the prefixes; tokens =
+    requests × nodes. ``out`` may be ``prefix.out`` itself: every element is read and written by the
+    same program. Last dimensions must be contiguous.
+
+    The launch is an ordinary one, not a programmatic dependent launch: FlashMLA's combine kernel
+    leaves early, without waiting, where no request was split, so waiting for it would not wait for
+    the prefix.
+
+    Method: the partial softmax merge of Dao et al., arXiv 2205.14135, appendix B.
+
+    Raises:
+        ValueError: shapes, strides or dtypes do not fit.
+
+    """
+    requests, nodes, words = ancestors.shape
+    heads = query.shape[1]
+    _check(query, cache, slots, ancestors, lengths, prefix, out)
+    tiles = tiles or choose_tiles(requests, nodes, heads)
+    grid = (-(-nodes * heads // tiles.rows), requests, LATENT_DIM // tiles.values)
+    tree_merge_kernel[grid](
+        query,
+        cache,
+        slots,
+        ancestors.view(torch.int32),
+        lengths,
+        prefix.out,
+        prefix.lse,
+        out,
+        softmax_scale * cache_scale * _LOG2_E,
+        cache_scale,
+        query.stride(0),
+        query.stride(1),
+        cache.stride(0),
+        2 * ancestors.stride(0),
+        prefix.out.stride(0),
+        prefix.out.stride(1),
+        prefix.lse.stride(0),
+        prefix.lse.stride(1),
+        out.stride(0),
+        out.stride(1),
+        NODES=nodes,
+        HEADS=heads,
+        HALF_WORDS=2 * words,
+        LATENT=LATENT_DIM,
+        ROPE=ROPE_DIM,
+        ROWS=tiles.rows,
+        COLUMNS=max(16, triton.next_power_of_2(nodes)),
+        VALUES=tiles.values,
+        KEY_CHUNK=tiles.key_chunk,
+        VALUE_CHUNK=tiles.value_chunk,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
+
+
+def _check(
+    query: torch.Tensor,
+    cache: torch.Tensor,
+    slots: torch.Tensor,
+    ancestors: torch.Tensor,
+    lengths: torch.Tensor,
+    prefix: PrefixResult,
+    out: torch.Tensor,
+) -> None:
+    requests, nodes, words = ancestors.shape
+    tokens, heads, _ = query.shape
+    needed = {
+        "query": (tuple(query.shape), (requests * nodes, heads, KEY_DIM)),
+        "cache": (cache.shape[-1], KEY_DIM),
+        "slots": (tuple(slots.shape), (tokens,)),
+        "lengths": (tuple(lengths.shape), (requests,)),
+        "ancestors": (words, words_for(nodes)),
+        "prefix.out": (tuple(prefix.out.shape), (tokens, heads, LATENT_DIM)),
+        "prefix.lse": (tuple(prefix.lse.shape), (tokens, heads)),
+        "out": (tuple(out.shape), (tokens, heads, LATENT_DIM)),
+    }
+    for name, (got, want) in needed.items():
+        if got != want:
+            raise ValueError(f"{name}: got {got}, needed {want}; see merge_tree's shapes")
+    last = {"query": query, "cache": cache, "prefix.out": prefix.out, "out": out, "slots": slots}
+    for name, tensor in last.items():
+        if tensor.stride(-1) != 1:
+            raise ValueError(
+                f"{name}: got stride {tensor.stride(-1)} in the last dimension, needed 1; "
+                "pass a tensor whose rows are contiguous"
+            )

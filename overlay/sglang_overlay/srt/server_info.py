@@ -1,0 +1,42 @@
+"""The live identity, as server info and the metrics show it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_overlay.identity import Identity
+
+KEY = "overlay"
+METRIC = "sglang:overlay_info"
+
+
+def identity_of(scheduler: Any) -> Identity | None:
+    """Return the identity of the target that ``scheduler`` runs, or None before it has one."""
+    identity = getattr(scheduler.tp_worker.model_runner, "overlay_identity", None)
+    assert identity is None or isinstance(identity, Identity)
+    return identity
+
+
+def add_to_internal_state(scheduler: Any, output: Any) -> None:
+    """Add the identity to a ``GetInternalStateReqOutput``: ``internal_state["overlay"]``."""
+    identity = identity_of(scheduler)
+    if identity is not None:
+        output.internal_state[KEY] = identity.as_dict()
+
+
+def export_metric(scheduler: Any) -> None:
+    """Export the identity as an info gauge: value 1, the identity in its labels."""
+    identity = identity_of(scheduler)
+    if identity is None or not scheduler.current_scheduler_metrics_enabled:
+        return
+    # SGLang sets PROMETHEUS_MULTIPROC_DIR late; importing the client earlier would miss it.
+    from prometheus_client import Gauge
+
+    labels = {**scheduler.metrics_collector.labels, **identity.as_labels()}
+    gauge = Gauge(
+        name=METRIC,
+        documentation="The DDTree overlay that this scheduler runs; the value is always 1.",
+        labelnames=list(labels),
+        multiprocess_mode="mostrecent",
+    )
+    gauge.labels(**labels).set(1)

@@ -1,0 +1,22 @@
+"""The environment variables of the overlay."""
+
+from __future__ import annotations
+
+import pytest
+from sglang_overlay.switches import ALLOW_DROPPED_MASK, DISABLE, Switches, read_switches
+
+
+def test_all_is_off_by_default() -> None:
+    assert read_switches({}) == Switches(disabled=False, allow_dropped_mask=False)
+    assert read_switches({DISABLE: "0", ALLOW_DROPPED_MASK: ""}) == Switches()
+
+
+def test_one_switches_on() -> None:
+    assert read_switches({DISABLE: "1"}).disabled
+    assert read_switches({ALLOW_DROPPED_MASK: "1"}).allow_dropped_mask
+
+
+@pytest.mark.parametrize("value", ["true", "yes", "2", " 1"])
+def test_a_misspelt_switch_is_an_error(value: str) -> None:
+    with pytest.raises(ValueError, match="is not understood: set it to 1, or to 0, or unset it"):
+        read_switches({DISABLE: value})

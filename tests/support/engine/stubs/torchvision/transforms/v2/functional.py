@@ -1,0 +1,1 @@
+"""STUB of ``torchvision.transforms.v2``: importable, empty."""

@@ -1,0 +1,128 @@
+"""Compile the overlay's kernels for a GPU that is not there, and report what each needs.
+
+Run as a program, without TRITON_INTERPRET: ``python -m tests.support.gpu_compile 90
+'[{...tiles}]'``. Triton's driver is replaced by one that only names a target; ptxas then runs as it
+would on the machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from sglang_overlay.attention.kernels.tree_merge import tree_merge_kernel
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+from triton.runtime.jit import MockTensor
+
+
+class NamedDriver:
+    """A driver that knows the target's name and nothing else."""
+
+    def __init__(self, capability: int) -> None:
+        self._capability = capability
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self._capability, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+
+def resources(compiled: Any) -> dict[str, int]:
+    """Return registers and stack bytes per thread, and shared memory per block, from the cubin."""
+    folder = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        text = subprocess.run(
+            [folder / "cuobjdump", "-res-usage", file.name],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)", text)
+    assert found, text
+    return {
+        "registers": int(found[1]),
+        "stack": int(found[2]),
+        "shared": int(compiled.metadata.shared),
+        "wgmma": compiled.asm["ptx"].count("wgmma.mma_async"),
+    }
+
+
+def compile_tree_merge(
+    capability: int,
+    *,
+    nodes: int,
+    heads: int,
+    rows: int,
+    values: int,
+    key_chunk: int,
+    value_chunk: int,
+    warps: int,
+    stages: int = 1,
+    fp8: bool = False,
+) -> dict[str, int]:
+    """Compile one specialisation for contiguous bf16 queries and a bf16 or fp8 cache."""
+    driver.set_active(NamedDriver(capability))
+    row = MockTensor(torch.bfloat16)
+    cache = MockTensor(torch.float8_e4m3fn) if fp8 else row
+    words = -(-nodes // 64)
+    strides = [
+        heads * 576,
+        576,
+        576,
+        2 * nodes * words,
+        heads * 512,
+        512,
+        heads,
+        1,
+        heads * 512,
+        512,
+    ]
+    compiled = tree_merge_kernel.warmup(
+        row,
+        cache,
+        MockTensor(torch.int64),
+        MockTensor(torch.int32),
+        MockTensor(torch.int32),
+        row,
+        MockTensor(torch.float32),
+        row,
+        0.06,
+        1.0,
+        *strides,
+        NODES=nodes,
+        HEADS=heads,
+        HALF_WORDS=2 * words,
+        LATENT=512,
+        ROPE=64,
+        ROWS=rows,
+        COLUMNS=max(16, triton.next_power_of_2(nodes)),
+        VALUES=values,
+        KEY_CHUNK=key_chunk,
+        VALUE_CHUNK=value_chunk,
+        num_warps=warps,
+        num_stages=stages,
+        grid=(1,),
+    )
+    compiled = compiled.result() if hasattr(compiled, "result") else compiled
+    return resources(compiled)
+
+
+if __name__ == "__main__":
+    assert os.environ.get("TRITON_INTERPRET") != "1", "the interpreter compiles nothing"
+    capability = int(sys.argv[1])
+    print(json.dumps([compile_tree_merge(capability, **case) for case in json.loads(sys.argv[2])]))
