@@ -118,9 +118,7 @@ def test_a_failure_at_each_phase(hosts: Fleet, phase: str) -> None:
 
 
 def test_a_host_lost_in_the_middle(hosts: Fleet) -> None:
-    pid = f"{hosts['h3'].root}/sshd.pid"
-    cut = f"kill $(cat {pid}); pkill -P $(cat {pid}) sshd"
-    fleets.write_service(hosts["h3"], before_stop=cut)
+    fleets.write_service(hosts["h3"], before_stop=fleets.cut(hosts["h3"]))
     before = hosts["h4"].look()
     assert apply(hosts).code == 1
     assert results(hosts) == {"h1": "done", "h2": "done", "h3": "lost", "h4": "untouched"}

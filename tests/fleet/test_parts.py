@@ -20,6 +20,7 @@ from ansible_collections.ddtree.sglang_overlay.plugins.module_utils import (
 from openssh import hosts, report
 from openssh.board import Board
 from openssh.rollout import Course
+from sglang_overlay import identity
 
 from tests.support.sites import patched_site
 
@@ -64,6 +65,12 @@ def test_the_journal_keeps_what_the_first_run_saw(tmp_path: Path) -> None:
     assert not (tmp_path / "journal").exists()
 
 
+def test_a_journal_that_cannot_be_read_is_no_free_host(tmp_path: Path) -> None:
+    (tmp_path / "journal").write_text("a file where the folder should be")
+    with pytest.raises(journal.JournalFault, match="cannot be read"):
+        journal.Journal(tmp_path / "journal", "/t").check_free("one", take_over=False)
+
+
 def test_of_many_that_open_the_journal_at_once_one_wins(tmp_path: Path) -> None:
     kept, won, barrier = journal.Journal(tmp_path / "j", "/t"), [], threading.Barrier(8)
 
@@ -97,6 +104,11 @@ def test_the_digest_sees_every_byte_and_mode(tmp_path: Path) -> None:
     hooks.chmod(0o644)
     (site / "sglang/srt/__pycache__").mkdir()
     assert tree.digest(site) != first
+
+
+def test_the_fingerprint_is_the_one_that_a_live_server_states(tmp_path: Path) -> None:
+    site = patched_site("0.5.12.post1", tmp_path / "site-packages")
+    assert tree.fingerprint(site) == identity.fingerprint(site / "sglang_overlay")
 
 
 def test_a_bundle_altered_on_the_way_is_not_run(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+from ansible_collections.ddtree.sglang_overlay.plugins.module_utils import journal
 
 from tests.support import fleets
 from tests.support.fleets import Fleet, Host
@@ -86,8 +87,9 @@ def foreign(host: Host) -> None:
     path.write_text(path.read_text() + "# edited here\n")
 
 
-def read_only_journal(host: Host) -> None:
-    (host.root / "journal").write_text("a file where a folder should be")
+def held(host: Host) -> None:
+    kept = journal.Journal(host.root / "journal", str(host.site))
+    kept.open("another", {"state": "pristine"}, lease=600, take_over=False)
 
 
 def busy(host: Host) -> None:
@@ -115,7 +117,7 @@ def edited_when_stopped(host: Host) -> None:
 
 FAULTS: dict[str, tuple[Callable[[Host], None], str]] = {
     "preflight": (foreign, "file-modified"),
-    "begin": (read_only_journal, "Open the journal"),
+    "two at once": (held, "is at work here"),
     "drain": (busy, "requests still run"),
     "stop": (not_stopped, "Stop the server"),
     "apply": (edited_when_stopped, "Change the tree"),
@@ -143,8 +145,7 @@ def test_a_failure_at_each_phase(hosts: Fleet, phase: str) -> None:
 
 @pytest.mark.full
 def test_a_host_lost_in_the_middle_is_finished_by_the_next_run(hosts: Fleet) -> None:
-    cut = f"kill $(cat {hosts['h3'].root}/sshd.pid); pkill -P $(cat {hosts['h3'].root}/sshd.pid)"
-    fleets.write_service(hosts["h3"], before_stop=cut)
+    fleets.write_service(hosts["h3"], before_stop=fleets.cut(hosts["h3"]))
     before = hosts["h4"].look()
     ended = hosts.play("rollout")
     assert ended.code != 0

@@ -145,12 +145,9 @@ class Host:
         )
 
     def disconnect(self) -> None:
-        """Stop the sshd, and with it every connection it holds."""
-        pid = self.root / "sshd.pid"
-        if pid.exists():
-            subprocess.run(["pkill", "-P", pid.read_text().strip()], check=False)
-            subprocess.run(["kill", pid.read_text().strip()], check=False)
-            pid.unlink(missing_ok=True)
+        """End the sshd, and with it every connection it holds."""
+        if (self.root / "sshd.pid").exists():
+            subprocess.run(["sh", "-c", cut(self)], check=False)
 
     def look(self, *, folder_times: bool = True) -> Snapshot:
         """Take down all that a rollout may change: the site and the journal's folder."""
@@ -397,6 +394,12 @@ def write_service(host: Host, *, before_stop: str = ":") -> None:
     stub = Path(__file__).with_name("stub_sglang.py")
     words = {**vars(host), "python": PYTHON, "stub": stub, "before_stop": before_stop}
     _script(host.service, _SERVICE.format(**words))
+
+
+def cut(host: Host) -> str:
+    """Return a shell command that ends the host's sshd and the connections that it holds."""
+    # The connections are found first: they have another parent once the listener is gone.
+    return f'p=$(cat "{host.root}/sshd.pid"); c=$(pgrep -P "$p"); kill "$p" $c'
 
 
 def older_bundle(folder: Path) -> Path:

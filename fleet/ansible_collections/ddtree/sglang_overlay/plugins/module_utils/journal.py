@@ -36,11 +36,17 @@ class Journal:
         return self.folder / f"{hashlib.sha256(self.target.encode()).hexdigest()[:16]}.json"
 
     def read(self) -> Mapping[str, Any] | None:
-        """Return what the journal holds, None if there is none."""
+        """Return what the journal holds, None if there is none.
+
+        Raises:
+            JournalFault: there is something that cannot be read.
+        """
         try:
             found: Mapping[str, Any] = json.loads(self.path.read_text())
         except FileNotFoundError:
             return None
+        except (OSError, ValueError) as error:
+            raise JournalFault(f"the journal {self.path} cannot be read: {error}") from error
         return found
 
     def check_free(self, run: str, *, take_over: bool) -> Mapping[str, Any] | None:
