@@ -18,12 +18,7 @@ from patcher.report import Outcome  # noqa: E402
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 96})
-@click.option(
-    "--target",
-    metavar="DIR",
-    help="A site-packages folder, a virtual environment or a Python executable. "
-    "Default: the SGLang of the Python that runs this.",
-)
+@commandline.target_option
 @click.option("--revert", is_flag=True, help="Take the overlay off, byte for byte.")
 @click.option("--status", is_flag=True, help="Say what the target is; writes nothing.")
 @click.option("--check", is_flag=True, help="Plan only: say what would change and write nothing.")

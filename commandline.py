@@ -17,6 +17,14 @@ BUG = 3
 INTERRUPTED = 130
 
 
+target_option = click.option(
+    "--target",
+    metavar="DIR",
+    help="A site-packages folder, a virtual environment or a Python executable. "
+    "Default: the SGLang of the Python that runs this.",
+)
+
+
 def version_option(command: Callable[..., int]) -> Callable[..., int]:
     """Add ``--version``, which shows the overlay's version."""
     return click.option(

@@ -30,12 +30,7 @@ def names(
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 96})
-@click.option(
-    "--target",
-    metavar="DIR",
-    help="A site-packages folder, a virtual environment or a Python executable. "
-    "Default: the SGLang of the Python that runs this.",
-)
+@commandline.target_option
 @click.option(
     "--expect",
     type=click.Choice([one.value for one in Expect]),

@@ -39,6 +39,17 @@ def refuse(code: str, message: str, *, path: str = "", hint: str = "") -> Refuse
     return Refused([Fault(code=code, message=message, path=path, hint=hint)])
 
 
+def told(notes: Iterable[str], warnings: Iterable[str], faults: Iterable[Fault]) -> list[str]:
+    """Return notes, warnings and faults as lines for people to read."""
+    lines = [f"note: {note}" for note in notes]
+    lines += [f"warning: {warning}" for warning in warnings]
+    for fault in faults:
+        where = f"{fault.path}: " if fault.path else ""
+        lines.append(f"error [{fault.code}]: {where}{fault.message}")
+        lines += [f"  → {fault.hint}"] if fault.hint else []
+    return lines
+
+
 def failed(error: OSError, what: str, *, code: str = "io-error") -> Refused:
     """Return a `Refused` that says ``what`` failed, at which path, and what to do about it."""
     hints = {

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from patcher import diff
-from patcher.errors import Fault
+from patcher.errors import Fault, told
 from patcher.plan import Action, Verb
 from patcher.state import TreeState
 from patcher.transaction import LEFT_OPEN
@@ -96,12 +96,7 @@ def to_diff(outcome: Outcome) -> str:
 
 def to_text(outcome: Outcome) -> str:
     """Return the outcome for people to read."""
-    lines = [f"note: {note}" for note in outcome.notes]
-    lines += [f"warning: {warning}" for warning in outcome.warnings]
-    for fault in outcome.errors:
-        where = f"{fault.path}: " if fault.path else ""
-        lines.append(f"error [{fault.code}]: {where}{fault.message}")
-        lines += [f"  → {fault.hint}"] if fault.hint else []
+    lines = told(outcome.notes, outcome.warnings, outcome.errors)
     if outcome.errors:
         whole = LEFT_OPEN not in {fault.code for fault in outcome.errors}
         end = "nothing was changed" if whole else "half done, to be finished by the next run"

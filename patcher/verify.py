@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from patcher import checks, lock, source, state
 from patcher import site as sites
 from patcher.checks import Check, Expect, Scene, Status
-from patcher.errors import Fault, Refused
+from patcher.errors import Fault, Refused, told
 from patcher.site import Site
 from patcher.source import Source
 from patcher.state import Survey, TreeState
@@ -158,12 +158,7 @@ def to_json(verdict: Verdict) -> str:
 
 def to_text(verdict: Verdict) -> str:
     """Return the verdict for people to read."""
-    lines = [f"note: {note}" for note in verdict.notes]
-    lines += [f"warning: {warning}" for warning in verdict.warnings]
-    for fault in verdict.errors:
-        where = f"{fault.path}: " if fault.path else ""
-        lines.append(f"error [{fault.code}]: {where}{fault.message}")
-        lines += [f"  → {fault.hint}"] if fault.hint else []
+    lines = told(verdict.notes, verdict.warnings, verdict.errors)
     for check in verdict.checks:
         lines.append(f"  {_word(check.status):8} {check.name:10} {check.message}")
         lines += [f"  {'':8} {'':10} → {check.hint}"] if check.hint else []
