@@ -5,12 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import traceback
 from collections.abc import Callable
 
 import click
-
-from patcher import source
 
 FAILED = 1
 BUG = 3
@@ -39,6 +36,8 @@ def version_option(command: Callable[..., int]) -> Callable[..., int]:
 
 def _show_version(context: click.Context, _: click.Parameter, asked: bool) -> None:
     if asked:
+        from patcher import source
+
         click.echo(source.locate().version)
         context.exit()
 
@@ -65,6 +64,8 @@ def run(
         click.echo(interrupted, err=True)
         return INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the last resort of the program
+        import traceback
+
         traceback.print_exc()
         click.echo("This is a bug of the overlay: please report the lines above.", err=True)
         if bug is not None and "--json" in sys.argv:

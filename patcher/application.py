@@ -13,13 +13,13 @@ from pathlib import Path
 
 from patcher import bytecode, files, plan, record, refusal, reversal
 from patcher import receipt as receipts
+from patcher.change import Change
 from patcher.errors import Fault, Refused
 from patcher.manifest import Manifest
 from patcher.plan import Action, Plan, Verb
 from patcher.receipt import Folder, Kept, Receipt
 from patcher.series import render
 from patcher.state import FileReport, FileState, Survey, TreeState
-from patcher.transaction import Change
 
 
 def plan_apply(survey: Survey, *, allow_downgrade: bool = False) -> Plan:
@@ -33,8 +33,7 @@ def plan_apply(survey: Survey, *, allow_downgrade: bool = False) -> Plan:
         raise Refused(faults)
     assert survey.manifest is not None, "a tree of no known release was refused above"
     if survey.state is TreeState.PATCHED:
-        reports = (*survey.files, *survey.overlay)
-        return Plan(actions=tuple(plan.action(r, Verb.KEEP, r.digest) for r in reports))
+        return plan.nothing(survey)
     planned = _Application(survey, survey.manifest).plan()
     plan.check_access(survey.site, planned)
     return planned

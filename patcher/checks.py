@@ -6,6 +6,7 @@ A check that finds nothing to judge is *skipped*, with the reason, and never cou
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -15,8 +16,9 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from patcher import bytecode, processes, receipt, record, transaction
+from patcher import bytecode, processes, receipt, record
 from patcher.receipt import PACKAGE
+from patcher.site import STAGING
 from patcher.state import FileReport, FileState, Survey
 
 _GPU_SECONDS = 60.0
@@ -262,7 +264,7 @@ def _imports_overlay(code: bytes) -> bool:
 def check_leftovers(scene: Scene) -> Check:
     """Look for what an interrupted run, a removed install or a stranger left behind."""
     site, applied = scene.survey.site, scene.survey.receipt
-    stagings = [base / transaction.STAGING for base in site.bases if transaction.pending([base])]
+    stagings = [base / STAGING for base in site.bases if os.path.lexists(base / STAGING)]
     if stagings:
         return _failed(
             "leftovers",

@@ -1,4 +1,8 @@
-"""The engine's verbs: each looks, plans, acts and looks again, and tells what happened."""
+"""The engine's verbs: each looks, plans, acts and looks again, and tells what happened.
+
+What only a change needs is imported where it is needed: a run that finds nothing to do costs
+little more than starting Python.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,11 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from patcher import lock, plan, processes, source, state, transaction
+from patcher import lock, plan, source, state
 from patcher import site as sites
-from patcher.application import plan_apply
 from patcher.errors import Fault, Refused, failed
 from patcher.plan import Plan
 from patcher.report import Outcome
-from patcher.reversal import plan_revert
 from patcher.site import Site
 from patcher.source import Source
 from patcher.state import Survey, TreeState
@@ -40,16 +42,26 @@ class Request:
 
 def apply(request: Request) -> Outcome:
     """Bring the target to *patched* by this overlay. Never raises `Refused`: see ``errors``."""
-    return _change(
-        request,
-        "apply",
-        lambda survey: plan_apply(survey, allow_downgrade=request.allow_downgrade),
-    )
+
+    def planner(survey: Survey) -> Plan:
+        if survey.state is TreeState.PATCHED:
+            return plan.nothing(survey)
+        from patcher.application import plan_apply
+
+        return plan_apply(survey, allow_downgrade=request.allow_downgrade)
+
+    return _change(request, "apply", planner)
 
 
 def revert(request: Request) -> Outcome:
     """Take the overlay off the target, byte for byte. Never raises `Refused`."""
-    return _change(request, "revert", plan_revert)
+
+    def planner(survey: Survey) -> Plan:
+        from patcher.reversal import plan_revert
+
+        return plan_revert(survey)
+
+    return _change(request, "revert", planner)
 
 
 def status(request: Request) -> Outcome:
@@ -123,6 +135,8 @@ def _change(request: Request, command: str, planner: Callable[[Survey], Plan]) -
 
 
 def _recover(site: Site) -> list[str]:
+    from patcher import transaction
+
     recovery = transaction.recover(site.bases)
     if recovery is None:
         return ["an earlier run was interrupted before it changed anything; its files were removed"]
@@ -134,6 +148,8 @@ def _recover(site: Site) -> list[str]:
 
 
 def _carry_out(site: Site, planned: Plan, *, purpose: str) -> list[str]:
+    from patcher import transaction
+
     # First, since this cannot be taken back, need not be (Python compiles again), and would be
     # forgotten by the run that finishes an interrupted one.
     for pyc in planned.discard:
@@ -154,6 +170,8 @@ def _carry_out(site: Site, planned: Plan, *, purpose: str) -> list[str]:
 
 def _live(request: Request, command: str, site: Site, planned: Plan) -> list[str]:
     """Warn of live processes; refuse where code that they may still load would go."""
+    from patcher import processes
+
     found = processes.find(site)
     if not found:
         return []

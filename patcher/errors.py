@@ -10,6 +10,9 @@ import errno
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+# The code of the one fault after which a tree is not as it was: also undoing failed.
+LEFT_OPEN = "left-open"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import shutil
 import stat
 from pathlib import Path
 
@@ -115,6 +114,8 @@ def sync_directory(path: Path) -> None:
 def remove_tree(path: Path) -> None:
     """Delete the folder ``path`` and all in it; it may be gone already."""
     if path.exists():
+        import shutil  # only a change needs it
+
         shutil.rmtree(path)
 
 

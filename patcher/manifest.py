@@ -56,7 +56,7 @@ def parse(text: bytes, *, origin: str) -> Manifest:
         raise Refused([_fault(origin, "", f"is not JSON: {error}")]) from error
     if not isinstance(document, dict):
         raise Refused([_fault(origin, "", f"is a {type(document).__name__}, needed an object")])
-    reader = _Reader(origin=origin, faults=[])
+    reader = _Reader(origin)
     if document.get("schema") != SCHEMA:
         reader.fault("schema", f"is {document.get('schema')!r}, needed {SCHEMA}")
     manifest = Manifest(
@@ -108,12 +108,12 @@ def _fault(origin: str, field: str, what: str) -> Fault:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class _Reader:
     """Takes typed values out of a JSON document and collects what is wrong with it."""
 
-    origin: str
-    faults: list[Fault]
+    def __init__(self, origin: str) -> None:
+        self.origin = origin
+        self.faults: list[Fault] = []
 
     def fault(self, field: str, what: str) -> None:
         self.faults.append(_fault(self.origin, field, what))

@@ -12,11 +12,11 @@ from enum import Enum
 from pathlib import Path
 
 from patcher import bounds, bytecode, files
+from patcher.change import Change
 from patcher.errors import Fault, Refused
 from patcher.receipt import Folder
 from patcher.site import Site
-from patcher.state import FileReport
-from patcher.transaction import Change
+from patcher.state import FileReport, Survey
 
 
 class Verb(str, Enum):
@@ -69,6 +69,12 @@ class Plan:
     def takes_code_away(self) -> bool:
         """Whether a live process could miss or mix up code that it loads later."""
         return any(a.action in (Verb.RESTORE, Verb.REPLACE, Verb.REMOVE) for a in self.actions)
+
+
+def nothing(survey: Survey) -> Plan:
+    """Return the plan for a site that is as it should be."""
+    reports = (*survey.files, *survey.overlay)
+    return Plan(actions=tuple(action(report, Verb.KEEP, report.digest) for report in reports))
 
 
 def action(report: FileReport, verb: Verb, after: str | None) -> Action:

@@ -67,10 +67,10 @@ class Receipt:
         """The overlay's version as a tuple that sorts."""
         return version_key(self.overlay_version)
 
-    def originals(self) -> list[str]:
-        """Where the originals are kept, relative to site-packages."""
+    def originals(self) -> dict[str, str]:
+        """Where the originals are kept, relative to site-packages → their sha256."""
         kept = [*self.files.values(), *self.bytecode.values(), *self.record.values()]
-        return [one.original for one in kept]
+        return {one.original: one.before for one in kept}
 
 
 def version_key(version: str) -> tuple[int, ...]:

@@ -7,26 +7,36 @@ are edited one by one and every other byte is kept: order, quoting, line ends. F
 
 from __future__ import annotations
 
-import base64
-import csv
+import binascii
 import hashlib
-import io
 from collections.abc import Iterable, Mapping
+
+_URL_SAFE = bytes.maketrans(b"+/", b"-_")
 
 
 def row(path: str, content: bytes) -> str:
     """Return the RECORD row for ``path`` (relative to site-packages) with ``content``."""
-    return _join([path, _hash(hashlib.sha256(content).digest()), str(len(content))])
+    return row_of(path, hashlib.sha256(content).hexdigest(), len(content))
+
+
+def row_of(path: str, sha256: str, size: int) -> str:
+    """Return the RECORD row for ``path``, given the sha256 of its content in hex and its size."""
+    return f"{_quoted(path)},{_hash(bytes.fromhex(sha256))},{size}"
 
 
 def bare_row(path: str) -> str:
     """Return a row without hash and size, as RECORD has for itself and pip for bytecode."""
-    return _join([path, "", ""])
+    return f"{_quoted(path)},,"
 
 
 def lists(line: str, sha256: str) -> bool:
     """Tell whether the row ``line`` has the hash ``sha256``, given in hex."""
     return f",{_hash(bytes.fromhex(sha256))}," in line
+
+
+def lines(content: bytes) -> frozenset[str]:
+    """Return every row, for a quick look whether some are there."""
+    return frozenset(_lines(content))
 
 
 def rows(content: bytes) -> dict[str, str]:
@@ -49,7 +59,8 @@ def edit(content: bytes, *, put: Mapping[str, str], drop: Iterable[str] = ()) ->
 
 
 def _hash(raw: bytes) -> str:
-    return f"sha256={base64.urlsafe_b64encode(raw).rstrip(b'=').decode()}"
+    text = binascii.b2a_base64(raw, newline=False).rstrip(b"=")
+    return f"sha256={text.translate(_URL_SAFE).decode()}"
 
 
 def _lines(content: bytes) -> list[str]:
@@ -59,10 +70,14 @@ def _lines(content: bytes) -> list[str]:
 
 
 def _path(line: str) -> str:
-    return next(csv.reader([line]))[0] if line.startswith('"') else line.partition(",")[0]
+    if not line.startswith('"'):
+        return line.partition(",")[0]
+    import csv  # hardly a path needs it
+
+    return next(csv.reader([line]))[0]
 
 
-def _join(fields: list[str]) -> str:
-    out = io.StringIO()
-    csv.writer(out, lineterminator="").writerow(fields)
-    return out.getvalue()
+def _quoted(path: str) -> str:
+    if not any(character in path for character in ',"\r\n'):
+        return path
+    return '"' + path.replace('"', '""') + '"'

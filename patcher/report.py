@@ -10,11 +10,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from patcher import diff
-from patcher.errors import Fault, told
+from patcher.errors import LEFT_OPEN, Fault, told
 from patcher.plan import Action, Verb
 from patcher.state import TreeState
-from patcher.transaction import LEFT_OPEN
 
 SCHEMA = 1
 
@@ -88,6 +86,8 @@ def to_json(outcome: Outcome, *, with_diff: bool = False) -> str:
 
 def to_diff(outcome: Outcome) -> str:
     """Return the changed files as a unified diff."""
+    from patcher import diff
+
     return "".join(
         diff.unified(before, after, path=path)
         for path, (before, after) in sorted((outcome.texts or {}).items())

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from patcher import bytecode, files, plan, record
 from patcher import receipt as receipts
+from patcher.change import Change
 from patcher.errors import Fault, Refused
 from patcher.plan import Action, Plan, Verb
 from patcher.receipt import PACKAGE, Kept, Receipt
 from patcher.site import Site
 from patcher.state import FileState, Survey
-from patcher.transaction import Change
 
 
 def plan_revert(survey: Survey) -> Plan:

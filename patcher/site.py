@@ -7,18 +7,18 @@ source folder elsewhere. Nothing is imported to find out.
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import re
 import sys
-import urllib.parse
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from patcher.errors import refuse
 
+# The folder beside the package in which a change is staged; while it is there, one is unfinished.
+STAGING = ".sglang_overlay.txn"
 _DIST_INFO = re.compile(r"sglang-(?P<version>[^-/]+)\.dist-info\Z")
 _PYTHON = re.compile(r"(python|pypy)[\d.]*\Z")
 _TARGET_HINT = (
@@ -61,6 +61,11 @@ class Site:
     def bases(self) -> tuple[Path, ...]:
         """The folders that a transaction works in, site-packages first."""
         return (self.root, self.package_root) if self.editable else (self.root,)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether an earlier run left its staged work behind."""
+        return any(os.path.lexists(base / STAGING) for base in self.bases)
 
     @property
     def record(self) -> Path | None:
@@ -198,6 +203,9 @@ def _editable_folder(root: Path, dist_info: Path) -> Path | None:
     The three places that say so: a path file, the mapping in setuptools' finder module, and the
     project's address in direct_url.json (PEP 610).
     """
+    import ast  # only an editable install needs these
+    import urllib.parse
+
     candidates: list[Path] = []
     for path_file in sorted(root.glob("*sglang*.pth")):
         candidates += [Path(line) for line in path_file.read_text().splitlines() if line]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +15,8 @@ from patcher.manifest import Manifest
 from patcher.receipt import PACKAGE
 
 if TYPE_CHECKING:
+    import zipfile
+
     from patcher.series import Series
 
 _VERSION = re.compile(rb'^__version__ = "(\d+(?:\.\d+)*)"$', re.MULTILINE)
@@ -40,6 +41,11 @@ class Source:
         """The overlay's modules: path relative to site-packages → content."""
         folder = self.root / "overlay" / PACKAGE
         return dict(sorted(_walk(folder, PACKAGE)))
+
+    @cached_property
+    def digests(self) -> Mapping[str, str]:
+        """The sha256 of each module in `overlay`, in hex."""
+        return {path: files.digest(content) for path, content in self.overlay.items()}
 
     @cached_property
     def version(self) -> str:
@@ -73,7 +79,7 @@ class Source:
     @cached_property
     def fingerprint(self) -> str:
         """A sha256 over all that is installed: what the files become, and the overlay's modules."""
-        lines = [f"{path} {files.digest(content)}" for path, content in self.overlay.items()]
+        lines = [f"{path} {digest}" for path, digest in self.digests.items()]
         for release in sorted(self.manifests, key=lambda one: one.release):
             lines += [f"{release.release} {p} {row.after}" for p, row in release.files.items()]
         return files.digest("\n".join(lines).encode())
@@ -88,6 +94,8 @@ def locate() -> Source:
     root = here.parents[1]
     if root.is_dir():
         return Source(root)
+    import zipfile  # only a bundle needs it
+
     return Source(zipfile.Path(str(root)))
 
 

@@ -12,7 +12,7 @@ from enum import Enum
 from functools import cached_property
 from pathlib import Path
 
-from patcher import bytecode, files, record, transaction
+from patcher import bytecode, files, record
 from patcher import receipt as receipts
 from patcher.manifest import Manifest
 from patcher.receipt import Receipt
@@ -130,17 +130,17 @@ class Survey:
         """What RECORD says wrongly, or not at all, of the files that the overlay put here."""
         if self.receipt is None or self.site.record is None:
             return ()
-        rows = record.rows(self.site.record.read_bytes())
-        gaps = [path for path in (*self.receipt.originals(), receipts.PATH) if path not in rows]
-        written = [(self.site.root, path) for path in self.receipt.overlay]
+        digests = {report.path: report.digest for report in self.overlay}
         if not self.site.editable:
-            written += [(self.site.package_root, path) for path in self.receipt.files]
-        for folder, path in written:
-            try:
-                content = (folder / path).read_bytes()
-            except FileNotFoundError:
+            digests |= {path: self.digests.get(path) for path in self.receipt.files}
+        digests |= self.receipt.originals()
+        lines = record.lines(self.site.record.read_bytes())
+        gaps = [] if record.bare_row(receipts.PATH) in lines else [receipts.PATH]
+        for path, digest in digests.items():
+            place = self.site.root / path
+            if digest is None or not place.is_file():
                 continue
-            if rows.get(path) != record.row(path, content):
+            if record.row_of(path, digest, place.stat().st_size) not in lines:
                 gaps.append(path)
         return tuple(gaps)
 
@@ -174,7 +174,7 @@ def survey(site: Site, source: Source) -> Survey:
         receipt=receipt,
         files=tuple(_reports(site.package_root, digests, manifest, applied)),
         overlay=tuple(_overlay_reports(site.root, source, receipt)),
-        interrupted=transaction.pending(site.bases),
+        interrupted=site.unfinished,
     )
 
 
@@ -243,7 +243,7 @@ def _overlay_reports(root: Path, source: Source, receipt: Receipt | None) -> Ite
             continue
         if digest is None:
             state = FileState.MISSING
-        elif path in source.overlay and digest == files.digest(source.overlay[path]):
+        elif digest == source.digests.get(path):
             state = FileState.PATCHED
         else:
             state = FileState.OUTDATED if digest == wanted.get(path) else FileState.FOREIGN

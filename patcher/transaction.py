@@ -26,31 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from patcher import bounds, bytecode, files
-from patcher.errors import Refused, failed, refuse
+from patcher.change import Change
+from patcher.errors import LEFT_OPEN, Refused, failed, refuse
+from patcher.site import STAGING as STAGING
 
-STAGING = ".sglang_overlay.txn"
 _JOURNAL = "journal.json"
 _UNDO = "undo.json"
 _SCHEMA = 1
 _PURPOSE = re.compile(r"(apply|revert) [\d.]+\Z")
-# The code of the one fault after which a tree is not as it was: also undoing failed.
-LEFT_OPEN = "left-open"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """One path, taken from what stands there now to what shall stand there.
-
-    ``content`` is written as a new file with the mode, owner and xattrs of ``like``; ``clone``
-    names an existing file to be put there as it is; with neither, the path is removed.
-    ``expect`` is the digest that the plan saw at ``target`` (None: nothing there).
-    """
-
-    target: Path
-    expect: str | None
-    content: bytes | None = None
-    clone: Path | None = None
-    like: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from patcher import transaction
+from patcher import errors
 from patcher.plan import Verb
 from patcher.state import FileState, TreeState
 
@@ -32,7 +32,7 @@ def codes() -> set[str]:
             first = node.args[:1] if getattr(node.func, "id", "") == "refuse" else []
             literals = [v.value for v in (*named, *first) if isinstance(v, ast.Constant)]
             found |= {value for value in literals if isinstance(value, str)}
-    return found | {transaction.LEFT_OPEN, "io-error"}
+    return found | {errors.LEFT_OPEN, "io-error"}
 
 
 def test_every_code_is_on_the_page() -> None:
