@@ -75,8 +75,10 @@ def record_without_us(survey: Survey, name: str, now: bytes) -> tuple[bytes, Pat
     rows that we replaced are put back.
     """
     receipt, site = survey.receipt, survey.site
+    if receipt is None:
+        return now, None
     current = record.rows(now)
-    if receipt is None or receipts.PATH not in current:
+    if receipts.PATH not in current:
         return now, None
     before: Mapping[str, str] = {}
     kept = receipt.record.get(name)
