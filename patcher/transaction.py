@@ -338,7 +338,12 @@ def _act(journal: _Journal) -> None:
 def _undo(journal: _Journal, *, keep: frozenset[Path] = frozenset()) -> None:
     """Bring every target back to its first state, those in ``keep`` excepted. Safe to repeat."""
     staging = journal.staging[0]
-    if not (staging / _UNDO).exists():
+    if (staging / _UNDO).exists():
+        # The run that began this may have died before it gave a folder its mode.
+        for folder in sorted(journal.folders(journal.prune)):
+            if folder.is_dir():
+                files.make_directory(folder, like=folder.parent)
+    else:
         # From here on the staged new files may be lost, so no later run may go forward.
         (staging / _JOURNAL).rename(staging / _UNDO)
         files.sync_directory(staging)
