@@ -49,8 +49,10 @@ def _answer(value: int) -> None:
 
 def _become(order: dict[str, Any]) -> None:
     os.environ.update(order["environment"])
-    # Where the tests run in the background, a shell has had SIGINT ignored.
+    # Where the tests run in the background, a shell or nohup has had some of these ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for ended_by in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ended_by, signal.SIG_DFL)
     sys.argv = ["apply.py", *order["arguments"]]
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         opened = os.open(order[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
