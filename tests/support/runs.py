@@ -140,9 +140,13 @@ class CommandLine:
             code=code,
             stdout=out.read_text(),
             stderr=err.read_text(),
-            calls=tuple(_calls(text)) if trace else (),
+            calls=tuple(self._own(_calls(text))) if trace else (),
             trace=text,
         )
+
+    def _own(self, calls: Iterator[Call]) -> Iterator[Call]:
+        """Leave out what the fork server did before the tracer or after, as it happened."""
+        return (call for call in calls if not call.path.startswith(str(self._scratch)))
 
     def _read(self) -> int:
         assert self._server.stdout is not None
