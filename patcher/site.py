@@ -63,11 +63,6 @@ class Site:
         return (self.root, self.package_root) if self.editable else (self.root,)
 
     @property
-    def unfinished(self) -> bool:
-        """Whether an earlier run left its staged work behind."""
-        return any(os.path.lexists(base / STAGING) for base in self.bases)
-
-    @property
     def record(self) -> Path | None:
         """The RECORD of the distribution, where there is one."""
         if self.dist_info is None or not (self.dist_info / "RECORD").is_file():
@@ -78,6 +73,11 @@ class Site:
     def installed(self) -> bool:
         """Whether there is an SGLang package to work on."""
         return (self.package_root / "sglang" / "__init__.py").is_file()
+
+
+def unfinished(bases: Iterable[Path]) -> bool:
+    """Tell whether an earlier run left its staged work behind in one of the folders ``bases``."""
+    return any(os.path.lexists(base / STAGING) for base in bases)
 
 
 def resolve(target: str | None) -> Site:

@@ -16,7 +16,7 @@ from patcher import bytecode, files, record
 from patcher import receipt as receipts
 from patcher.manifest import Manifest
 from patcher.receipt import Receipt
-from patcher.site import Site
+from patcher.site import Site, unfinished
 from patcher.source import Source
 
 
@@ -174,7 +174,7 @@ def survey(site: Site, source: Source) -> Survey:
         receipt=receipt,
         files=tuple(_reports(site.package_root, digests, manifest, applied)),
         overlay=tuple(_overlay_reports(site.root, source, receipt)),
-        interrupted=site.unfinished,
+        interrupted=unfinished(site.bases),
     )
 
 

@@ -29,6 +29,7 @@ from patcher import bounds, bytecode, files
 from patcher.change import Change
 from patcher.errors import LEFT_OPEN, Refused, failed, refuse
 from patcher.site import STAGING as STAGING
+from patcher.site import unfinished
 
 _JOURNAL = "journal.json"
 _UNDO = "undo.json"
@@ -82,11 +83,6 @@ class Recovery:
     left_alone: tuple[Path, ...] = ()
 
 
-def pending(bases: Sequence[Path]) -> bool:
-    """Tell whether an earlier run left something behind in one of the folders ``bases``."""
-    return any(os.path.lexists(base / STAGING) for base in bases)
-
-
 def execute(
     changes: Sequence[Change],
     *,
@@ -106,7 +102,7 @@ def execute(
     Raises:
         Refused: nothing is changed (or everything was put back); the reason is in its faults.
     """
-    assert not pending(bases), "an interrupted change must be recovered first"
+    assert not unfinished(bases), "an interrupted change must be recovered first"
     with _signals_deferred():
         try:
             journal = _stage(changes, bases=tuple(bases), purpose=purpose, prune=prune)
