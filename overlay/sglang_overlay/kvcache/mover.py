@@ -35,7 +35,8 @@ def disjoint_tiles(vectors: int) -> Tiles:
 def overlapping_tiles(vectors: int, pairs: int) -> Tiles:
     """Return the shape for groups of ``pairs``: few shapes, so that few kernels are compiled."""
     rows = next((size for size in (8, 32) if pairs <= size), PATH_LIMIT)
-    return Tiles(rows=rows, vectors=min(vectors, 2048 // rows), warps=4 if rows <= 32 else 8)
+    tiles = -(-vectors // (2048 // rows))
+    return Tiles(rows=rows, vectors=-(-vectors // tiles), warps=4 if rows <= 32 else 8)
 
 
 def move_rows(
