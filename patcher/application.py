@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from patcher import bytecode, files, plan, record, refusal, reversal
@@ -20,6 +19,7 @@ from patcher.plan import Action, Plan, Verb
 from patcher.receipt import Folder, Kept, Receipt
 from patcher.series import render
 from patcher.state import FileReport, FileState, Survey, TreeState
+from patcher.value import replace
 
 
 def plan_apply(survey: Survey, *, allow_downgrade: bool = False) -> Plan:

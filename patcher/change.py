@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
+from patcher.value import Value
 
-@dataclass(frozen=True, kw_only=True)
-class Change:
+
+class Change(Value):
     """One path, taken from what stands there now to what shall stand there.
 
     ``content`` is written as a new file with the mode, owner and xattrs of ``like``; ``clone``

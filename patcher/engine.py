@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from patcher import lock, plan, source, state
 from patcher import site as sites
@@ -19,13 +18,13 @@ from patcher.report import Outcome
 from patcher.site import Site
 from patcher.source import Source
 from patcher.state import Survey, TreeState
+from patcher.value import Value
 
 # Changing has error handling of its own, in `patcher.transaction`; this is about looking.
 _UNSEEN = "could not be looked at"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
+class Request(Value):
     """What is asked of the engine.
 
     ``target`` is what `patcher.site.resolve` takes; ``wait`` the seconds to wait for another run;

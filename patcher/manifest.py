@@ -9,26 +9,24 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from patcher.errors import Fault, Refused
+from patcher.value import Value
 
 SCHEMA = 1
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _PATH = re.compile(r"sglang(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+\Z")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Digests:
+class Digests(Value):
     """The sha256 of a file, in hex, as released and with the series applied."""
 
     before: str
     after: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Manifest:
+class Manifest(Value):
     """What one release looks like.
 
     ``files`` are those that the series changes, ``witnesses`` those that the overlay builds on

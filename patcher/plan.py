@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from types import MappingProxyType
 
 from patcher import bounds, bytecode, files
 from patcher.change import Change
@@ -17,6 +17,7 @@ from patcher.errors import Fault, Refused
 from patcher.receipt import Folder
 from patcher.site import Site
 from patcher.state import FileReport, Survey
+from patcher.value import Value
 
 
 class Verb(str, Enum):
@@ -31,8 +32,7 @@ class Verb(str, Enum):
     LEAVE = "leave"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Action:
+class Action(Value):
     """One file and what happens to it. Digests are sha256 in hex; None means no file."""
 
     path: str
@@ -43,8 +43,7 @@ class Action:
     links: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(Value):
     """A change to a site, ready to be carried out.
 
     ``discard`` are pycs outside of the site (PYTHONPYCACHEPREFIX) that would win over a changed
@@ -56,8 +55,8 @@ class Plan:
     changes: tuple[Change, ...] = ()
     discard: tuple[Path, ...] = ()
     prune: tuple[Path, ...] = ()
-    folders: Mapping[Path, Folder] = field(default_factory=dict)
-    texts: Mapping[str, tuple[bytes, bytes]] = field(default_factory=dict)
+    folders: Mapping[Path, Folder] = MappingProxyType({})
+    texts: Mapping[str, tuple[bytes, bytes]] = MappingProxyType({})
     warnings: tuple[str, ...] = ()
 
     @property

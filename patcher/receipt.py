@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from patcher import bounds
 from patcher.errors import refuse
+from patcher.value import Value, plain
 
 SCHEMA = 1
 PACKAGE = "sglang_overlay"
@@ -22,8 +22,7 @@ STATE = f"{PACKAGE}/_state"
 PATH = f"{STATE}/receipt.json"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kept:
+class Kept(Value):
     """A file that was replaced or removed.
 
     ``before`` and ``after`` are digests (None: removed); ``original`` is where the first is kept,
@@ -35,16 +34,14 @@ class Kept:
     original: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Folder:
+class Folder(Value):
     """The time of a folder and a digest of its names, as they were before the first change."""
 
     mtime_ns: int
     names: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Receipt:
+class Receipt(Value):
     """One applied overlay.
 
     ``files`` and ``bytecode`` are keyed by path relative to the package's folder, ``overlay``
@@ -107,7 +104,7 @@ def load(root: Path) -> Receipt | None:
 
 def render(receipt: Receipt) -> bytes:
     """Return the JSON text of ``receipt``."""
-    return (json.dumps({"schema": SCHEMA, **asdict(receipt)}, indent=1) + "\n").encode()
+    return (json.dumps({"schema": SCHEMA, **plain(receipt)}, indent=1) + "\n").encode()
 
 
 def _parse(document: dict[str, Any]) -> Receipt:

@@ -12,10 +12,10 @@ import os
 import re
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from patcher.errors import refuse
+from patcher.value import Value
 
 # The folder beside the package in which a change is staged; while it is there, one is unfinished.
 STAGING = ".sglang_overlay.txn"
@@ -26,8 +26,7 @@ _TARGET_HINT = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Site:
+class Site(Value):
     """One installed SGLang.
 
     ``root`` is the site-packages folder (the overlay goes there), ``package_root`` the folder that

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,14 +21,14 @@ if TYPE_CHECKING:
 _VERSION = re.compile(rb'^__version__ = "(\d+(?:\.\d+)*)"$', re.MULTILINE)
 
 
-@dataclass(frozen=True)
 class Source:
     """The overlay that this copy of the product installs.
 
     ``root`` is the folder, or the place in a zip archive, that holds ``patches/`` and ``overlay/``.
     """
 
-    root: Path | zipfile.Path
+    def __init__(self, root: Path | zipfile.Path) -> None:
+        self.root = root
 
     @property
     def archive(self) -> str | None:

@@ -7,7 +7,6 @@ tried with a reverse dry run, and nothing is written here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +17,7 @@ from patcher.manifest import Manifest
 from patcher.receipt import Receipt
 from patcher.site import Site, unfinished
 from patcher.source import Source
+from patcher.value import Value
 
 
 class FileState(str, Enum):
@@ -43,8 +43,7 @@ class TreeState(str, Enum):
     INTERRUPTED = "interrupted"
 
 
-@dataclass(frozen=True, kw_only=True)
-class FileReport:
+class FileReport(Value):
     """One file: its path relative to its folder, its state, its digest now, its link count."""
 
     path: str
@@ -53,8 +52,7 @@ class FileReport:
     links: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Survey:
+class Survey(Value):
     """An installed SGLang, as it was found.
 
     ``manifest`` is that of the release it was identified as (for a foreign tree, the nearest one;

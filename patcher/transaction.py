@@ -21,7 +21,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from patcher.change import Change
 from patcher.errors import LEFT_OPEN, Refused, failed, refuse
 from patcher.site import STAGING as STAGING
 from patcher.site import unfinished
+from patcher.value import Value, plain, replace
 
 _JOURNAL = "journal.json"
 _UNDO = "undo.json"
@@ -37,8 +38,7 @@ _SCHEMA = 1
 _PURPOSE = re.compile(r"(apply|revert) [\d.]+\Z")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Step:
+class _Step(Value):
     """A change as the journal keeps it: where it is, and what stands there before and after."""
 
     base: int
@@ -47,8 +47,7 @@ class _Step:
     after: str | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Journal:
+class _Journal(Value):
     """What recovery needs: the folders involved (the first is the site), and the steps in order."""
 
     bases: tuple[Path, ...]
@@ -56,10 +55,10 @@ class _Journal:
     steps: tuple[_Step, ...] = ()
     new_folders: tuple[tuple[int, str], ...] = ()
     prune: tuple[tuple[int, str], ...] = ()
-    staging: tuple[Path, ...] = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "staging", tuple(base / STAGING for base in self.bases))
+    @cached_property
+    def staging(self) -> tuple[Path, ...]:
+        return tuple(base / STAGING for base in self.bases)
 
     def target(self, step: _Step) -> Path:
         return self.bases[step.base] / step.path
@@ -74,8 +73,7 @@ class _Journal:
         return self.staging[step.base] / f"{number:04d}.old"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recovery:
+class Recovery(Value):
     """What became of an interrupted change: its purpose, whether it was finished, what was left."""
 
     purpose: str
@@ -252,7 +250,7 @@ def _commit(journal: _Journal) -> None:
         "schema": _SCHEMA,
         "purpose": journal.purpose,
         "bases": [str(base) for base in journal.bases],
-        "steps": [asdict(step) for step in journal.steps],
+        "steps": [plain(step) for step in journal.steps],
         "new_folders": journal.new_folders,
         "prune": journal.prune,
     }
