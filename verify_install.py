@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import sys
-
 from patcher import prerequisites
 
 prerequisites.demand()
@@ -96,4 +94,4 @@ def run() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run())
+    commandline.leave(run())

@@ -16,9 +16,9 @@ from enum import Enum
 from pathlib import Path
 
 from patcher import bytecode, processes, receipt, record
-from patcher.receipt import PACKAGE
-from patcher.site import STAGING
-from patcher.state import FileReport, FileState, Survey
+from patcher.receipt import PACKAGE, STAGING
+from patcher.state import Survey
+from patcher.states import FileReport, FileState
 from patcher.value import Value
 
 _GPU_SECONDS = 60.0

@@ -9,7 +9,10 @@ import errno
 import hashlib
 import os
 import stat
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # What `link(2)` says where hard links cannot be had: other filesystem, none supported, too many,
 # or not allowed to link a file that somebody else owns (fs.protected_hardlinks).

@@ -7,40 +7,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
 
 from patcher import bounds, bytecode, files
-from patcher.change import Change
+from patcher.change import Action, Change, Verb, note
 from patcher.errors import Fault, Refused
 from patcher.receipt import Folder
 from patcher.site import Site
-from patcher.state import FileReport, Survey
+from patcher.state import Survey
 from patcher.value import Value
-
-
-class Verb(str, Enum):
-    """What happens to a file."""
-
-    KEEP = "keep"
-    PATCH = "patch"
-    RESTORE = "restore"
-    ADD = "add"
-    REPLACE = "replace"
-    REMOVE = "remove"
-    LEAVE = "leave"
-
-
-class Action(Value):
-    """One file and what happens to it. Digests are sha256 in hex; None means no file."""
-
-    path: str
-    state: str
-    action: Verb
-    sha256_before: str | None
-    sha256_after: str | None
-    links: int
 
 
 class Plan(Value):
@@ -73,19 +49,7 @@ class Plan(Value):
 def nothing(survey: Survey) -> Plan:
     """Return the plan for a site that is as it should be."""
     reports = (*survey.files, *survey.overlay)
-    return Plan(actions=tuple(action(report, Verb.KEEP, report.digest) for report in reports))
-
-
-def action(report: FileReport, verb: Verb, after: str | None) -> Action:
-    """Return the `Action` for a surveyed file."""
-    return Action(
-        path=report.path,
-        state=report.state.value,
-        action=verb,
-        sha256_before=report.digest,
-        sha256_after=after,
-        links=report.links,
-    )
+    return Plan(actions=tuple(note(report, Verb.KEEP, report.digest) for report in reports))
 
 
 def removal(path: Path) -> Change:

@@ -9,17 +9,21 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from patcher import bounds
-from patcher.errors import refuse
+from patcher.errors import Refused, refuse
 from patcher.value import Value, plain
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SCHEMA = 1
 PACKAGE = "sglang_overlay"
 STATE = f"{PACKAGE}/_state"
 PATH = f"{STATE}/receipt.json"
+# The folder beside the package in which a change is staged; while it is there, one is unfinished.
+STAGING = ".sglang_overlay.txn"
 
 
 class Kept(Value):
@@ -86,20 +90,24 @@ def load(root: Path) -> Receipt | None:
     Raises:
         Refused: it is damaged, or written by an engine that is newer than this one.
     """
-    if not os.path.lexists(root / PATH):
+    place = root / PATH
+    if not os.path.lexists(place):
         return None
+    if not place.is_file():
+        raise _unreadable(str(place), "it is not a file")
+    return parse(place.read_bytes(), origin=str(place))
+
+
+def parse(text: bytes, *, origin: str) -> Receipt:
+    """Read the receipt that the file ``origin`` holds.
+
+    Raises:
+        Refused: it is damaged, or written by an engine that is newer than this one.
+    """
     try:
-        if not (root / PATH).is_file():
-            raise ValueError("it is not a file")
-        return _parse(json.loads((root / PATH).read_bytes()))
+        return _read(json.loads(text))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise refuse(
-            "receipt-unreadable",
-            f"cannot be read by this engine: {error}",
-            path=str(root / PATH),
-            hint="Use the overlay version that applied it. If the file is damaged, run "
-            "`pip install --force-reinstall --no-deps sglang==VERSION`: that removes the overlay.",
-        ) from error
+        raise _unreadable(origin, str(error)) from error
 
 
 def render(receipt: Receipt) -> bytes:
@@ -107,7 +115,17 @@ def render(receipt: Receipt) -> bytes:
     return (json.dumps({"schema": SCHEMA, **plain(receipt)}, indent=1) + "\n").encode()
 
 
-def _parse(document: dict[str, Any]) -> Receipt:
+def _unreadable(origin: str, why: str) -> Refused:
+    return refuse(
+        "receipt-unreadable",
+        f"cannot be read by this engine: {why}",
+        path=origin,
+        hint="Use the overlay version that applied it. If the file is damaged, run "
+        "`pip install --force-reinstall --no-deps sglang==VERSION`: that removes the overlay.",
+    )
+
+
+def _read(document: dict[str, Any]) -> Receipt:
     if document["schema"] != SCHEMA:
         raise ValueError(f"schema {document['schema']}, known is {SCHEMA}")
     receipt = Receipt(

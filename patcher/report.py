@@ -9,9 +9,9 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 
+from patcher.change import Action, Verb
 from patcher.errors import LEFT_OPEN, Fault, told
-from patcher.plan import Action, Verb
-from patcher.state import TreeState
+from patcher.states import TreeState
 from patcher.value import Value, plain
 
 SCHEMA = 1

@@ -15,10 +15,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from patcher.errors import refuse
+from patcher.receipt import STAGING
 from patcher.value import Value
 
-# The folder beside the package in which a change is staged; while it is there, one is unfinished.
-STAGING = ".sglang_overlay.txn"
 _DIST_INFO = re.compile(r"sglang-(?P<version>[^-/]+)\.dist-info\Z")
 _PYTHON = re.compile(r"(python|pypy)[\d.]*\Z")
 _TARGET_HINT = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
     import zipfile
 
     from patcher.series import Series
-
-_VERSION = re.compile(rb'^__version__ = "(\d+(?:\.\d+)*)"$', re.MULTILINE)
 
 
 class Source:
@@ -49,15 +46,15 @@ class Source:
     @cached_property
     def version(self) -> str:
         """The overlay's version, read from its text: nothing of it is ever imported here."""
-        found = _VERSION.search(self.overlay.get(f"{PACKAGE}/__init__.py", b""))
-        if not found:
+        found = manifest.overlay_version(self.overlay.get(f"{PACKAGE}/__init__.py", b""))
+        if found is None:
             raise refuse(
                 "source-damaged",
                 f"overlay/{PACKAGE}/__init__.py does not name a __version__",
                 path=str(self.root),
                 hint="This copy of the overlay is incomplete: get it again.",
             )
-        return found[1].decode()
+        return found
 
     @cached_property
     def manifests(self) -> tuple[Manifest, ...]:
@@ -78,10 +75,7 @@ class Source:
     @cached_property
     def fingerprint(self) -> str:
         """A sha256 over all that is installed: what the files become, and the overlay's modules."""
-        lines = [f"{path} {digest}" for path, digest in self.digests.items()]
-        for release in sorted(self.manifests, key=lambda one: one.release):
-            lines += [f"{release.release} {p} {row.after}" for p, row in release.files.items()]
-        return files.digest("\n".join(lines).encode())
+        return manifest.fingerprint(self.manifests, self.digests)
 
     def _families(self) -> list[str]:
         return [entry.name for entry in _entries(self.root / "patches") if entry.is_dir()]

@@ -28,7 +28,7 @@ from typing import Any
 from patcher import bounds, bytecode, files
 from patcher.change import Change
 from patcher.errors import LEFT_OPEN, Refused, failed, refuse
-from patcher.site import STAGING as STAGING
+from patcher.receipt import STAGING as STAGING
 from patcher.site import unfinished
 from patcher.value import Value, plain, replace
 

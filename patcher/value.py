@@ -30,14 +30,17 @@ class Value:
 
     fields: ClassVar[tuple[str, ...]] = ()
 
+    needed: ClassVar[frozenset[str]] = frozenset()
+
     def __init_subclass__(cls) -> None:
         cls.fields = tuple(cls.__annotations__)
+        cls.needed = frozenset(name for name in cls.fields if name not in cls.__dict__)
 
     def __init__(self, **given: Any) -> None:
-        missing = [name for name in self.fields if name not in given and not hasattr(self, name)]
-        unknown = given.keys() - set(self.fields)
+        missing, unknown = self.needed.difference(given), set(given).difference(self.fields)
         if missing or unknown:
-            raise TypeError(f"{type(self).__name__}: missing {missing}, unknown {sorted(unknown)}")
+            told = f"missing {sorted(missing)}, unknown {sorted(unknown)}"
+            raise TypeError(f"{type(self).__name__}: {told}")
         self.__dict__.update(given)
 
     def __setattr__(self, name: str, _: object) -> None:

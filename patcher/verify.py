@@ -18,7 +18,8 @@ from patcher.checks import Check, Expect, Scene, Status
 from patcher.errors import Fault, Refused, told
 from patcher.site import Site
 from patcher.source import Source
-from patcher.state import Survey, TreeState
+from patcher.state import Survey
+from patcher.states import TreeState
 from patcher.value import Value, plain, replace
 
 SCHEMA = 1

@@ -17,7 +17,7 @@ from patcher import engine, files, receipt, record, source, transaction
 from patcher.engine import Request
 from patcher.report import Outcome
 from patcher.source import Source
-from patcher.state import TreeState
+from patcher.states import TreeState
 from tests.support.sites import manifest_of, pip_site, slim_site
 from tests.support.snapshots import assert_identical, snapshot
 
