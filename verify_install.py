@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+import gc
+
 from patcher import prerequisites
 
 prerequisites.demand()
+if __name__ == "__main__":
+    gc.disable()  # a run is over long before a collection would pay
 
 import click  # noqa: E402
 

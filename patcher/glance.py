@@ -76,6 +76,7 @@ class _Glance:
             state_before=TreeState.PATCHED,
             state_after=TreeState.PATCHED,
             actions=tuple(note(report, Verb.KEEP, report.digest) for report in (*reports, *ours)),
+            texts={},
         )
 
     def _dist_info(self) -> str:

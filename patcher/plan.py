@@ -113,7 +113,8 @@ def check_access(site: Site, plan: Plan) -> None:
         for folder in sorted({change.target.parent for change in plan.changes} | {*site.bases})
         if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK)
     ]
-    for hindrance in sorted({bounds.obstacle(change.target) for change in plan.changes} - {""}):
+    parents = {change.target.parent: change.target for change in plan.changes}
+    for hindrance in sorted({bounds.obstacle(one) for one in parents.values()} - {""}):
         faults.append(
             Fault(
                 code="link-out-of-tree",

@@ -80,8 +80,11 @@ def version_key(version: str) -> tuple[int, ...]:
 
 
 def original_name(path: str) -> str:
-    """Return where the original of ``path`` is kept; the ending keeps compilers away from it."""
-    return f"{STATE}/originals/{path}.orig"
+    """Return where the original of ``path`` is kept; the ending keeps compilers away from it.
+
+    All lie in one folder: each folder more would have to be made, and made durable.
+    """
+    return f"{STATE}/originals/{path.replace('/', '@')}.orig"
 
 
 def load(root: Path) -> Receipt | None:

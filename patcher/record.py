@@ -49,12 +49,14 @@ def edit(content: bytes, *, put: Mapping[str, str], drop: Iterable[str] = ()) ->
     """Return RECORD with the rows in ``put`` (path → row) replaced or appended, some dropped."""
     end = b"\r" if b"\r\n" in content else b""
     gone = set(drop)
-    affected = {_key(_encoded(_quoted(path))) for path in (*put, *gone)}
+    # Other paths may have the same key: that of a quoted path ends at its first comma.
+    affected = {_encoded(_quoted(p)).partition(b",")[0].strip(b'"') for p in (*put, *gone)}
     # Not splitlines(): a path may hold characters that it takes for line ends.
     lines: list[bytes | None] = [*content.removesuffix(b"\n").split(b"\n")] if content else []
     seen = set()
     # Of thousands of rows only these few are taken apart.
-    for number in [n for n, line in enumerate(lines) if line and _key(line) in affected]:
+    keys = [line and line.partition(b",")[0].strip(b'"') for line in lines]
+    for number in [n for n, key in enumerate(keys) if key in affected]:
         path = _path(lines[number] or b"")
         seen.add(path)
         if path in gone:
@@ -81,11 +83,6 @@ def _has(content: bytes, row: bytes) -> bool:
 def _hash(raw: bytes) -> str:
     text = binascii.b2a_base64(raw, newline=False).rstrip(b"=")
     return f"sha256={text.translate(_URL_SAFE).decode()}"
-
-
-def _key(line: bytes) -> bytes:
-    """Return what rows of the same path have in common; those of other paths may have it too."""
-    return line.partition(b",")[0].strip(b'"')
 
 
 def _path(line: bytes) -> str:
