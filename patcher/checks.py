@@ -11,10 +11,11 @@ import re
 import shlex
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from patcher import bytecode, processes, receipt, record
 from patcher.receipt import PACKAGE
@@ -46,12 +47,16 @@ class Expect(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One check and how it came out; ``hint`` says what the reader can do."""
+    """One check and how it came out; ``hint`` says what the reader can do.
+
+    ``rows`` are the self-test's, of the JSON form's keys.
+    """
 
     name: str
     status: Status
     message: str
     hint: str = ""
+    rows: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,14 +16,19 @@ OVERLAY = "sglang_overlay"
 FORBIDDEN: dict[str, tuple[str, ...]] = {
     "patcher/": ("click", "torch", "triton", "sglang", OVERLAY, "apply", "verify_install"),
     "": ("torch", "triton", "sglang", OVERLAY, "apply", "verify_install"),  # the command lines
-    "overlay/sglang_overlay/": ("patcher", "click", "sglang", f"{OVERLAY}.srt"),
+    "overlay/sglang_overlay/": (
+        *("patcher", "click", "sglang"),
+        *(f"{OVERLAY}.{part}" for part in ("srt", "self_test")),
+    ),
     "overlay/sglang_overlay/switches.py": ("patcher", "click", "torch", "sglang", OVERLAY),
     "overlay/sglang_overlay/upstream.py": ("patcher", "click", "torch", f"{OVERLAY}."),
     "overlay/sglang_overlay/tree/": (
         *("patcher", "click", "triton", "sglang"),
         *(f"{OVERLAY}.{part}" for part in ("srt", "attention", "kvcache")),
     ),
-    "overlay/sglang_overlay/srt/": ("patcher", "click"),
+    # The self-test stands above the glue, and compares with SGLang through it alone.
+    "overlay/sglang_overlay/self_test/": ("patcher", "click", "sglang"),
+    "overlay/sglang_overlay/srt/": ("patcher", "click", f"{OVERLAY}.self_test"),
 }
 # Kernels are told what they may import: jit bodies need nothing else.
 KERNELS = ("__future__", "triton", f"{OVERLAY}.attention.kernels", f"{OVERLAY}.kvcache.kernels")
@@ -105,6 +110,8 @@ def test_nothing_decides_by_a_version(path: Path) -> None:
         ("overlay/sglang_overlay/mask_policy.py", "from sglang_overlay.srt import hooks"),
         ("overlay/sglang_overlay/mask_policy.py", "from sglang.srt.utils import is_cuda"),
         ("overlay/sglang_overlay/identity.py", "from sglang_overlay import srt"),
+        ("overlay/sglang_overlay/self_test/case.py", "import sglang.srt"),
+        ("overlay/sglang_overlay/srt/hooks.py", "from sglang_overlay import self_test"),
         ("overlay/sglang_overlay/switches.py", "from sglang_overlay import upstream"),
         ("overlay/sglang_overlay/tree/build.py", "import triton"),
         ("overlay/sglang_overlay/attention/kernels/merge.py", "import torch"),
