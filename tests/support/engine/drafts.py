@@ -7,6 +7,8 @@ so the rest of the engine sees them as its own. The number of good tokens runs t
 
 from __future__ import annotations
 
+import importlib.util
+import math
 from typing import Any
 
 import torch
@@ -45,9 +47,52 @@ def install(known: Known, *, shifted: bool = False) -> None:
 
     worker._prepare_for_speculative_decoding = prepare
     worker._greedy_sample_from_vocab_parallel_head = sample
+    if importlib.util.find_spec("sglang_overlay") is not None:
+        _install_marginals(continuations, requests)
 
 
 def _overwrite(row: torch.Tensor, tail: tuple[int, ...], good: int) -> None:
     """Put ``good`` tokens of ``tail`` into ``row`` (int64 [block - 1]) and then a wrong one."""
     for index, token in enumerate(tail[: row.numel()]):
         row[index] = token if index < good else (token + 1) % VOCABULARY
+
+
+# Probabilities by rank, the same at every position: a tree of these branches at every depth.
+_PROBABILITIES = (0.5, 0.2, 0.1, 0.05)
+# The rank of the known-good token by depth, beginning with the first; 0 behind the end. All but the
+# first leave the chain that DFLASH would draft.
+_RANKS = ((), (1,), (0, 1), (2,), (0, 0, 1), (1, 1), (0, 2))
+
+
+def _install_marginals(continuations: dict[Any, Any], requests: list[Any]) -> None:
+    """Make DDTREE find the known-good tokens among its marginals, at every rank of `_RANKS`."""
+    from sglang_overlay.srt.ddtree import worker
+
+    stock = worker.top_log_probs
+    drafted = 0
+
+    def marginals(hidden: Any, head: Any, k: int, **kwargs: Any) -> Any:
+        nonlocal drafted
+        _, candidates = stock(hidden, head, k, **kwargs)
+        rows = candidates.view(len(requests), -1, k)
+        for offset, (row, request) in enumerate(zip(rows, requests, strict=True)):
+            tail = continuations.get(tuple(request.origin_input_ids), ())
+            good = (drafted + offset) % (row.shape[0] + 1)
+            ranks = _RANKS[(drafted + offset) // 2 % len(_RANKS)]
+            for depth, token in enumerate(tail[len(request.output_ids) :][:good]):
+                _put(row[depth], token, ranks[depth] if depth < len(ranks) else 0)
+        drafted += 1
+        rest = 1.0 - sum(_PROBABILITIES)
+        by_rank = [*_PROBABILITIES, *(rest / 2.0 ** (1 + at) for at in range(k))][:k]
+        log_probs = torch.tensor([math.log(each) for each in by_rank], device=hidden.device)
+        return log_probs.expand(candidates.shape).contiguous(), candidates
+
+    worker.top_log_probs = marginals
+
+
+def _put(candidates: torch.Tensor, token: int, rank: int) -> None:
+    """Put ``token`` at ``rank`` of the distinct ``candidates`` [k]; the two change places."""
+    there = (candidates == token).nonzero().flatten().tolist()
+    if there:
+        candidates[there[0]] = candidates[rank]
+    candidates[rank] = token

@@ -18,8 +18,13 @@ import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 
+from sglang_overlay.kvcache.mover import move_rows
+from sglang_overlay.kvcache.rows import RowBuffers
+
 # No token: a draft that no choice of the target can equal.
 _NO_TOKEN = -1
+# No row: a pair that is not moved.
+_NO_SLOT = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +68,16 @@ class Path:
 
 
 def commit(
-    path: Path, batch: Any, logits_output: Any, page_size: int
+    path: Path, batch: Any, logits_output: Any, page_size: int, rows: RowBuffers | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[int]]:
-    """Commit ``path`` for every request of ``batch``; the result is DFLASH's verify's."""
-    if page_size == 1:
+    """Commit ``path`` for every request of ``batch``; the result is DFLASH's verify's.
+
+    ``rows`` are the target's KV rows, to be moved on pages; None where a page is a slot.
+    """
+    if rows is None:
         keep_slots(path, batch)
     else:
-        move_rows(path, batch, page_size)
+        move_to_front(path, batch, page_size, rows)
     chain = DFlashVerifyInput(
         draft_token=path.tokens.view(-1),
         positions=None,
@@ -116,23 +124,22 @@ def keep_slots(path: Path, batch: Any) -> None:
     batch.out_cache_loc = slots[:, :width].reshape(-1)
 
 
-def move_rows(path: Path, batch: Any, page_size: int) -> None:
+def move_to_front(path: Path, batch: Any, page_size: int, rows: RowBuffers) -> None:
     """Move the path's KV rows to its request's first slots, and free the pages behind its width.
 
     On pages the slots of a request follow one another, so the order of slots has to stay.
     """
     slots = batch.out_cache_loc.view(-1, path.tree_size)
     width = path.nodes.shape[1]
+    target = slots[:, :width].contiguous()
+    source = slots.gather(1, path.nodes).masked_fill_(~path.held, _NO_SLOT)
+    move_rows(rows, target, source, overlap=True)
+    # SGLang's verify looks at the pages up to the width: which of them the path has come to fill.
     place = torch.arange(path.tree_size, device=slots.device)
-    source = slots.gather(1, torch.where(path.held, path.nodes, place[:width]))
-    pool = batch.token_to_kv_pool_allocator.get_kvcache()
-    pool.move_kv_cache(slots[:, :width].reshape(-1), source.reshape(-1))
-    if width < path.tree_size:
-        # What is on the page of a path's last slot stays until SGLang's verify looks at that page.
-        kept = (batch.seq_lens + width + page_size - 1) // page_size * page_size
-        behind = batch.seq_lens[:, None] + place >= kept[:, None]
-        batch.token_to_kv_pool_allocator.free(slots[behind])
-    batch.out_cache_loc = slots[:, :width].reshape(-1)
+    looked_at = (batch.seq_lens + width + page_size - 1) // page_size * page_size
+    behind = batch.seq_lens[:, None] + place >= looked_at[:, None]
+    batch.token_to_kv_pool_allocator.free(slots[behind])
+    batch.out_cache_loc = target.view(-1)
 
 
 @contextmanager

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 
+from sglang_overlay.kvcache.rows import RowBuffers
 from sglang_overlay.srt.ddtree import choice, commit
 from sglang_overlay.srt.ddtree.tally import Tally
 from sglang_overlay.tree.accept import walk
@@ -21,15 +22,23 @@ class TreeVerifyInput(DFlashVerifyInput):  # type: ignore[misc]
     ``tree`` is on the device. Its topology goes to the overlay's adapter as ``parents`` and to
     SGLang's masked kernels as ``custom_mask``, whichever of the two the target's backend reads.
     ``spine`` [requests, depth + 1] int64 is what DFLASH would have drafted, the root included.
+    ``rows`` are those of the target's KV pool, None where its pages are slots.
     """
 
     tree: DraftTree = field(kw_only=True)
     spine: torch.Tensor = field(kw_only=True)
+    rows: RowBuffers | None = field(kw_only=True)
     tally: Tally = field(kw_only=True)
 
     @classmethod
     def of(
-        cls, tree: DraftTree, spine: torch.Tensor, prefix_lens: torch.Tensor, tally: Tally
+        cls,
+        tree: DraftTree,
+        prefix_lens: torch.Tensor,
+        *,
+        spine: torch.Tensor,
+        rows: RowBuffers | None,
+        tally: Tally,
     ) -> TreeVerifyInput:
         """Return the input for ``tree`` behind ``prefix_lens`` [requests] int committed tokens."""
         return cls(
@@ -38,6 +47,7 @@ class TreeVerifyInput(DFlashVerifyInput):  # type: ignore[misc]
             draft_token_num=tree.tokens.shape[1],
             tree=tree,
             spine=spine,
+            rows=rows,
             tally=tally,
         )
 
@@ -66,9 +76,10 @@ class TreeVerifyInput(DFlashVerifyInput):  # type: ignore[misc]
         Arguments and result are those of ``DFlashVerifyInput.verify``.
         """
         if batch.forward_mode.is_idle():
-            return super().verify(batch=batch, logits_output=logits_output, page_size=page_size)
+            nothing = super().verify(batch=batch, logits_output=logits_output, page_size=page_size)
+            return cast("tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[int]]", nothing)
         chosen = choice.choose(batch, logits_output.next_token_logits, self.draft_token_num)
         path, lengths = walk(self.tree, chosen)
         accepted = commit.Path.of(self.tree.tokens, chosen, path, lengths)
         self.tally.count(accepted, self.spine)
-        return commit.commit(accepted, batch, logits_output, page_size)
+        return commit.commit(accepted, batch, logits_output, page_size, self.rows)

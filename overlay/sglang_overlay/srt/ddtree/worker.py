@@ -10,6 +10,7 @@ from sglang.srt.distributed import get_tp_group
 from sglang.srt.speculative.dflash_worker import DFlashWorker
 
 from sglang_overlay.srt.ddtree.head import vocab_parallel
+from sglang_overlay.srt.ddtree.rows import row_buffers
 from sglang_overlay.srt.ddtree.tally import Tally
 from sglang_overlay.srt.ddtree.verify_input import TreeVerifyInput
 from sglang_overlay.tree.build import build_tree, candidates_needed
@@ -31,6 +32,8 @@ class DraftTreeWorker(DFlashWorker):  # type: ignore[misc]
         self.tree_size = int(server_args.speculative_num_draft_tokens)
         # The base class appends at most a block of committed tokens to the drafter's cache.
         assert self.tree_size >= self.block_size, "validated at start"
+        pool = self.model_runner.token_to_kv_pool
+        self._rows = None if self.page_size == 1 else row_buffers(pool)
         # On the target's runner, where server info looks for what the overlay does.
         self.model_runner.overlay_draft_trees = Tally(self.device)
         self._candidates_kept = candidates_needed(
@@ -55,8 +58,13 @@ class DraftTreeWorker(DFlashWorker):  # type: ignore[misc]
             self.tree_size,
         )
         self._log_probs = self._candidates = None
-        tally = self.model_runner.overlay_draft_trees
-        return TreeVerifyInput.of(tree, spine, batch.seq_lens, tally)
+        return TreeVerifyInput.of(
+            tree,
+            batch.seq_lens,
+            spine=spine,
+            rows=self._rows,
+            tally=self.model_runner.overlay_draft_trees,
+        )
 
     def _greedy_sample_from_vocab_parallel_head(
         self, *, hidden_states: torch.Tensor, lm_head: Any, chunk_size: int = 256
