@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -64,30 +65,22 @@ _PROBABILITIES = (0.5, 0.2, 0.1, 0.05)
 _RANKS = ((), (1,), (0, 1), (2,), (0, 0, 1), (1, 1), (0, 2))
 
 
-def _install_marginals(continuations: dict[Any, Any], requests: list[Any]) -> None:
-    """Make DDTREE find the known-good tokens among its marginals, at every rank of `_RANKS`."""
-    from sglang_overlay.srt.ddtree import worker
+def marginals(k: int) -> torch.Tensor:
+    """Return the log-probabilities of the ranks of every position, [k] float32."""
+    rest = 1.0 - sum(_PROBABILITIES)
+    by_rank = [*_PROBABILITIES, *(rest / 2.0 ** (1 + at) for at in range(k))][:k]
+    return torch.tensor([math.log(each) for each in by_rank])
 
-    stock = worker.top_log_probs
-    drafted = 0
 
-    def marginals(hidden: Any, head: Any, k: int, **kwargs: Any) -> Any:
-        nonlocal drafted
-        _, candidates = stock(hidden, head, k, **kwargs)
-        rows = candidates.view(len(requests), -1, k)
-        for offset, (row, request) in enumerate(zip(rows, requests, strict=True)):
-            tail = continuations.get(tuple(request.origin_input_ids), ())
-            good = (drafted + offset) % (row.shape[0] + 1)
-            ranks = _RANKS[(drafted + offset) // 2 % len(_RANKS)]
-            for depth, token in enumerate(tail[len(request.output_ids) :][:good]):
-                _put(row[depth], token, ranks[depth] if depth < len(ranks) else 0)
-        drafted += 1
-        rest = 1.0 - sum(_PROBABILITIES)
-        by_rank = [*_PROBABILITIES, *(rest / 2.0 ** (1 + at) for at in range(k))][:k]
-        log_probs = torch.tensor([math.log(each) for each in by_rank], device=hidden.device)
-        return log_probs.expand(candidates.shape).contiguous(), candidates
+def place(candidates: torch.Tensor, tail: Sequence[int], turn: int) -> None:
+    """Put tokens of ``tail`` among one request's ``candidates`` [depth, k] int64, by ``turn``.
 
-    worker.top_log_probs = marginals
+    The turns run through how many tokens are good, 0 .. depth, and through the ranks of `_RANKS`.
+    """
+    good = turn % (candidates.shape[0] + 1)
+    ranks = _RANKS[turn // 2 % len(_RANKS)]
+    for depth, token in enumerate(tail[:good]):
+        _put(candidates[depth], token, ranks[depth] if depth < len(ranks) else 0)
 
 
 def _put(candidates: torch.Tensor, token: int, rank: int) -> None:
@@ -96,3 +89,24 @@ def _put(candidates: torch.Tensor, token: int, rank: int) -> None:
     if there:
         candidates[there[0]] = candidates[rank]
     candidates[rank] = token
+
+
+def _install_marginals(continuations: dict[Any, Any], requests: list[Any]) -> None:
+    """Make DDTREE find the known-good tokens among its marginals, on the chain and off it."""
+    from sglang_overlay.srt.ddtree import worker
+
+    names: Any = worker
+    stock = names.top_log_probs
+    drafted = 0
+
+    def top_log_probs(hidden: Any, head: Any, k: int, **kwargs: Any) -> Any:
+        nonlocal drafted
+        _, candidates = stock(hidden, head, k, **kwargs)
+        rows = candidates.view(len(requests), -1, k)
+        for offset, (row, request) in enumerate(zip(rows, requests, strict=True)):
+            tail = continuations.get(tuple(request.origin_input_ids), ())
+            place(row, tail[len(request.output_ids) :], drafted + offset)
+        drafted += 1
+        return marginals(k).to(hidden.device).expand(candidates.shape).contiguous(), candidates
+
+    names.top_log_probs = top_log_probs

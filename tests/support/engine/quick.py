@@ -23,7 +23,8 @@ def quicken(bed: Any) -> None:
             runner.attn_backend.extend_attention_fwd = extend
     from sglang_overlay.attention import adapter
 
-    adapter.merge_tree = merge_tree
+    names: Any = adapter
+    names.merge_tree = merge_tree
 
 
 def extend(
