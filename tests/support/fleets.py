@@ -144,10 +144,10 @@ class Host:
         """Tell the server its faults, instead of those told before."""
         (self.root / "faults.json").write_text(json.dumps(faults))
 
-    def serve(self) -> None:
-        """Start the server and wait until it listens."""
+    def serve(self, *, seconds: float = 20) -> None:
+        """Start the server and wait until it listens, up to ``seconds``."""
         subprocess.run([self.service, "start"], check=True)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + seconds
         while True:
             try:
                 socket.create_connection((self.address, self.http), 1).close()
