@@ -42,7 +42,7 @@ class Condition(Enum):
     FA4 = "FlashAttention 4"
     UNIFIED_VERIFY = "aiter unified attention in verify"
     BIDIRECTIONAL_EXTEND = "bidirectional attention in extend"
-    TREE_ADAPTER = "the overlay's tree adapter runs"
+    TREE_ADAPTER = "the overlay verifies"
 
 
 class Kind(Enum):
@@ -59,7 +59,7 @@ class Kind(Enum):
 class Traits:
     """The facts that the conditions test. None means: not known yet.
 
-    ``tree_adapter``: the overlay verifies trees itself on the server's FlashMLA backend.
+    ``tree_adapter``: the overlay verifies itself on the server's backend.
     """
 
     topk: int | None = None

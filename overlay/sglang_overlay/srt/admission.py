@@ -75,8 +75,8 @@ def admit_runner(model_runner: Any) -> None:
     ranks.compare(model_runner.tp_group, identity)
     _, chosen_by = upstream.verify_backend_name(server_args)
     _enforce(verdict, chosen_by=chosen_by, traits=traits, device=server_args.device)
-    if choice.runs_adapter:
-        selection.attach(model_runner)
+    if drafts is not None and choice.runs_adapter:
+        selection.attach(model_runner, drafts, choice.engine)
 
 
 def judge_runner(

@@ -9,6 +9,8 @@ from typing import Any
 from sglang_overlay import mask_table, upstream
 from sglang_overlay.mask_policy import Judgement, Kind, Traits, judge, unknown
 
+# The attribute of a backend object through which the overlay verifies on it (`tree_verify`).
+LIVE = "overlay_tree_verify"
 # Deeper than any nesting that SGLang builds (TBO over hybrid over hybrid-linear); ends a cycle.
 _DEPTH = 8
 
@@ -62,4 +64,5 @@ def judge_name(name: str, server: Traits) -> Judgement:
 def resolve_chain(backend: Any) -> tuple[str, bool]:
     """Return the class name that verifies a chain on ``backend``, and whether it needs a mask."""
     leaf = next(leaves(backend))
-    return type(leaf).__name__, judge_object(leaf, Traits(topk=1)).needs_chain_mask
+    server = Traits(topk=1, tree_adapter=hasattr(leaf, LIVE))
+    return type(leaf).__name__, judge_object(leaf, server).needs_chain_mask
