@@ -196,9 +196,7 @@ def _flashmla_obstacles(facts: Facts) -> list[str]:
     if facts.capability != FLASHMLA_CAPABILITY:
         found.append(f"FlashMLA's kernels need sm_90, and this is {_machine(facts)}")
     if facts.page_size not in (None, PAGE_SIZE):
-        found.append(
-            f"the page size is {facts.page_size}, and FlashMLA reads pages of {PAGE_SIZE}"
-        )
+        found.append(f"the page size is {facts.page_size}, and FlashMLA reads pages of {PAGE_SIZE}")
     return found + _dtype_obstacles(FLASHMLA, facts)
 
 

@@ -78,9 +78,7 @@ def drafted(launch: Launch, stock: Path, workload: Workload) -> tuple[Report, An
     return report, plain
 
 
-def check_chain(
-    launch: Launch, stock: Path, workload: Workload, engine: str = "flashmla"
-) -> None:
+def check_chain(launch: Launch, stock: Path, workload: Workload, engine: str = "flashmla") -> None:
     report, plain = drafted(launch, stock, workload)
     (steps,) = report.steps
     assert tuple(map(tuple, report.result["tokens"])) == plain.tokens
