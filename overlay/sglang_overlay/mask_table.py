@@ -94,6 +94,12 @@ ROWS: tuple[Row, ...] = (
         cases=(
             _ADAPTER,
             Case(
+                when=(Condition.COUNTS_ROWS,),
+                chain=Chain.CAUSAL,
+                tree=Tree.MISREAD,
+                because="its kernel takes a draft token's row for its position: wrong in a tree",
+            ),
+            Case(
                 when=(Condition.BIDIRECTIONAL_EXTEND,),
                 chain=Chain.MASK,
                 tree=Tree.HONOURED,

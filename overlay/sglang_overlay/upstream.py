@@ -86,10 +86,7 @@ def attention_layers(model: Any) -> list[Any]:
 
 
 def odd_layer(layers: list[Any]) -> str | None:
-    """Return what a layer does beside plain causal attention over its request, or None.
-
-    Attributes that a release does not have yet say nothing.
-    """
+    """Return what a layer does beside plain causal attention over its request, or None."""
     for layer in layers:
         name = f"layer {layer.layer_id} has"
         if layer.sliding_window_size > -1:
@@ -103,10 +100,26 @@ def odd_layer(layers: list[Any]) -> str | None:
     return None
 
 
-def key_scale(layers: list[Any]) -> float:
-    """Return the first ``k_scale`` of ``layers`` that is not 1, or 1."""
-    scales = (layer.k_scale_float for layer in layers)
+def counts_rows(layers: list[Any]) -> bool:
+    """Return whether a layer's kernel needs to know where in the request a query stands.
+
+    A window or a temperature by position: SGLang's Triton kernel takes a draft token's row for it.
+    """
+    return any(layer.sliding_window_size > -1 or layer.xai_temperature_len > 0 for layer in layers)
+
+
+def cache_scale(layers: list[Any]) -> float:
+    """Return the first scale of keys or values in ``layers`` that is not 1, or 1."""
+    scales = (scale for layer in layers for scale in (layer.k_scale_float, layer.v_scale_float))
     return next((float(scale) for scale in scales if scale not in (None, 1.0)), 1.0)
+
+
+def head_shapes(layers: list[Any]) -> set[tuple[int, int, int, int]]:
+    """Return (query heads, KV heads, key width, value width) of ``layers``, each shape once."""
+    return {
+        (layer.tp_q_head_num, layer.tp_k_head_num, layer.qk_head_dim, layer.v_head_dim)
+        for layer in layers
+    }
 
 
 def row_width(pool: Any) -> int | None:

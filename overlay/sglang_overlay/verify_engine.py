@@ -25,6 +25,7 @@ BACKENDS = (FLASHMLA_BACKEND, TRITON_BACKEND)
 BLOCK_DRAFTS = frozenset({"DFLASH", "DDTREE"})
 PAGE_SIZE = 64  # of FlashMLA
 MAX_TREE = 256
+MAX_WIDTH = 256  # of a head, without MLA
 # A row of an absorbed MLA cache: 512 latent and 64 rope columns.
 ROW_WIDTH = 576
 # FlashMLA's dense decode kernels exist for Hopper alone; the portable ones use what Ampere has.
@@ -47,10 +48,10 @@ class Facts:
 
     ``backends`` are the class names that target verify runs. ``capability`` is the GPU's, or None
     without CUDA. ``cache_dtype`` is a name of torch's. ``row_width`` counts an MLA cache row's
-    elements. ``tree_size`` counts the tokens of one verify. ``splits_batches`` names the option
-    that makes SGLang run verify on more backend objects than one. ``commits_trees`` is False where
-    SGLang itself cannot keep the accepted path of such drafts. ``odd_layer`` says what some
-    attention layer does that no engine does.
+    elements; a model without MLA has none. ``tree_size`` counts the tokens of one verify.
+    ``splits_batches`` names the option that makes SGLang run verify on more backend objects than
+    one. ``commits_trees`` is False where SGLang itself cannot keep the accepted path of such
+    drafts. ``odd_layer`` says what some attention layer does that no engine does.
     """
 
     backends: tuple[str, ...]
@@ -174,10 +175,8 @@ def _shared_obstacles(facts: Facts) -> list[str]:
         found.append(f"target verify runs on {names}, and the adapter works on {known}")
     if facts.deterministic:
         found.append("--enable-deterministic-inference keeps SGLang's own kernels")
-    if not facts.mla:
-        found.append("the model has no MLA attention, and the engines read MLA rows alone")
     if facts.row_width not in (None, ROW_WIDTH):
-        found.append(f"a KV row has {facts.row_width} elements, and the engines' have {ROW_WIDTH}")
+        found.append(f"an MLA row has {facts.row_width} elements, and the engines' {ROW_WIDTH}")
     if facts.odd_layer is not None:
         found.append(f"{facts.odd_layer}, which no engine does")
     if facts.tree_size > MAX_TREE:
@@ -193,6 +192,8 @@ def _shared_obstacles(facts: Facts) -> list[str]:
 
 def _flashmla_obstacles(facts: Facts) -> list[str]:
     found = []
+    if not facts.mla:
+        found.append("the model has no MLA attention, and FlashMLA does no other")
     if facts.capability != FLASHMLA_CAPABILITY:
         found.append(f"FlashMLA's kernels need sm_90, and this is {_machine(facts)}")
     if facts.page_size not in (None, PAGE_SIZE):

@@ -33,8 +33,7 @@ SHARED: list[tuple[dict[str, Any], str]] = [
     ({"backends": ("FlashMLABackend", "Mamba2AttnBackend")}, "FlashMLABackend+Mamba2AttnBackend"),
     ({"backends": ()}, "no known backend"),
     ({"deterministic": True}, "--enable-deterministic-inference keeps SGLang's own kernels"),
-    ({"mla": False}, "the model has no MLA attention"),
-    ({"row_width": 320}, "a KV row has 320 elements, and the engines' have 576"),
+    ({"row_width": 320}, "an MLA row has 320 elements, and the engines' 576"),
     ({"odd_layer": "layer 3 has a sliding window"}, "layer 3 has a sliding window, which no"),
     ({"tree_size": 257}, "a tree has 257 tokens, and the adapter takes 256"),
     ({"splits_batches": "--enable-pdmux"}, "--enable-pdmux verifies on several backend objects"),
@@ -46,6 +45,7 @@ OF_FLASHMLA: list[tuple[dict[str, Any], str]] = [
     ({"capability": (12, 0)}, "need sm_90, and this is cuda with sm_120"),
     ({"page_size": 1}, "the page size is 1, and FlashMLA reads pages of 64"),
     ({"cache_dtype": "float16"}, "the KV cache is float16, and flashmla reads bfloat16"),
+    ({"mla": False}, "the model has no MLA attention, and FlashMLA does no other"),
 ]
 OF_BOTH: list[tuple[dict[str, Any], str]] = [
     ({"device": "cpu", "capability": None}, "sm_80 or later, and this is cpu with no CUDA device"),

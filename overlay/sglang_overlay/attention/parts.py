@@ -1,4 +1,4 @@
-"""Prefixes cut into parts: who computes which, decided on the device, and where results are kept."""
+"""Prefixes cut into parts: who computes which, decided on the device, and where they are kept."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 from sglang_overlay import mask_table, upstream
 from sglang_overlay.mask_policy import Drafts
 from sglang_overlay.srt.verify_backend import leaves
-from sglang_overlay.verify_engine import BACKENDS, TRITON_BACKEND, Facts
+from sglang_overlay.verify_engine import BACKENDS, MAX_WIDTH, TRITON_BACKEND, Facts
 
 
 def facts_by_name(server_args: Any, drafts: Drafts, class_name: str) -> Facts:
@@ -42,9 +42,14 @@ def facts_by_object(model_runner: Any, drafts: Drafts | None) -> Facts:
         cache_dtype=str(model_runner.kv_cache_dtype).removeprefix("torch."),
         mla=bool(model_runner.use_mla_backend),
         row_width=upstream.row_width(model_runner.token_to_kv_pool) if ours else None,
-        odd_layer=_odd_layer(model_runner.model, names[0]) if ours else None,
+        odd_layer=_odd_layer(model_runner, names[0]) if ours else None,
         **_common(server_args, drafts),
     )
+
+
+def counts_rows(model_runner: Any) -> bool:
+    """Return whether a layer of the target needs to know where in a request a query stands."""
+    return upstream.counts_rows(upstream.attention_layers(model_runner.model))
 
 
 def capability_of(device: str) -> tuple[int, int] | None:
@@ -65,13 +70,18 @@ def attach(model_runner: Any, drafts: Drafts, engine: str) -> None:
     from sglang_overlay.srt import tree_verify
 
     (backend,) = leaves(model_runner.attn_backend)
-    verify = tree_verify.build(
-        backend,
-        drafts,
-        engine=engine,
-        cache_dtype=model_runner.kv_cache_dtype,
-        page_size=model_runner.server_args.page_size,
-    )
+    page_size = model_runner.server_args.page_size
+    if model_runner.use_mla_backend:
+        verify = tree_verify.build(
+            backend,
+            drafts,
+            engine=engine,
+            cache_dtype=model_runner.kv_cache_dtype,
+            page_size=page_size,
+        )
+    else:
+        (shape,) = upstream.head_shapes(upstream.attention_layers(model_runner.model))
+        verify = tree_verify.build_grouped(backend, drafts, shape=shape, page_size=page_size)
     tree_verify.attach(backend, verify)
     model_runner.overlay_tree_verify = verify
 
@@ -82,11 +92,19 @@ def _name_of(backend: Any) -> str:
     return cls.__name__ if mask_table.row_for(cls) else f"{cls.__module__}.{cls.__name__}"
 
 
-def _odd_layer(model: Any, backend: str) -> str | None:
-    layers = upstream.attention_layers(model)
-    # TritonAttnBackend divides keys by their scale in some releases and not in others.
-    scale = upstream.key_scale(layers) if backend == TRITON_BACKEND else 1.0
-    return f"keys have a scale of {scale}" if scale != 1.0 else upstream.odd_layer(layers)
+def _odd_layer(model_runner: Any, backend: str) -> str | None:
+    layers = upstream.attention_layers(model_runner.model)
+    # TritonAttnBackend divides what it stores by its scale in some releases and not in others.
+    scale = upstream.cache_scale(layers) if backend == TRITON_BACKEND else 1.0
+    if scale != 1.0:
+        return f"keys or values have a scale of {scale}"
+    if not model_runner.use_mla_backend:
+        shapes = upstream.head_shapes(layers)
+        if len(shapes) > 1:
+            return "layers have heads of several shapes"
+        if max(max(shape[2:]) for shape in shapes) > MAX_WIDTH:
+            return f"heads are wider than {MAX_WIDTH}"
+    return upstream.odd_layer(layers)
 
 
 def _common(server_args: Any, drafts: Drafts | None) -> dict[str, Any]:

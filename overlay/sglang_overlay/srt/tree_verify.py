@@ -13,6 +13,7 @@ import torch
 
 from sglang_overlay import switches, upstream, verify_engine
 from sglang_overlay.attention.adapter import VerifyAdapter
+from sglang_overlay.attention.grouped import GroupedVerifier, Heads
 from sglang_overlay.attention.plan import PlanSizes, VerifyPlan, VerifyStep
 from sglang_overlay.attention.prefix import PrefixEngine
 from sglang_overlay.mask_policy import Drafts
@@ -29,7 +30,7 @@ class TreeVerify:
 
     def __init__(
         self,
-        adapter: VerifyAdapter,
+        adapter: VerifyAdapter | GroupedVerifier,
         drafts: Drafts,
         *,
         req_to_token: torch.Tensor,
@@ -83,10 +84,11 @@ class TreeVerify:
         save_kv_cache: bool,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Store the tree's rows, return attention [tokens, heads × 512], like ``forward_extend``.
+        """Store the tree's rows, return attention [tokens, heads × width], like ``forward_extend``.
 
-        ``query`` [tokens, heads × 576] or [tokens, heads, 576]; ``key`` [tokens, 1, 576] and
-        ``value`` [tokens, 1, 512], or both None where the rows are in the cache already.
+        ``query`` [tokens, heads × width] or [tokens, heads, width]; ``key`` and ``value`` [tokens,
+        KV heads, width], or both None where the rows are in the cache already. With MLA there is
+        one KV head, 576 wide for queries and keys and 512 for values.
 
         Raises:
             ValueError: the layer has attention sinks, which the merge leaves out.
@@ -99,8 +101,13 @@ class TreeVerify:
         pool, slots = forward_batch.token_to_kv_pool, forward_batch.out_cache_loc
         if key is not None and save_kv_cache:
             pool.set_kv_buffer(layer, slots, key, value)
+        heads = query.view(-1, layer.tp_q_head_num, layer.head_dim)
+        if isinstance(self.adapter, GroupedVerifier):
+            cache = pool.get_kv_buffer(layer.layer_id)
+            out = self.adapter.attend(heads, cache, slots, softmax_scale=layer.scaling)
+            return out.view(-1, layer.tp_q_head_num * layer.v_head_dim)
         out = self.adapter.attend(
-            query.view(-1, layer.tp_q_head_num, layer.head_dim),
+            heads,
             pool.get_key_buffer(layer.layer_id),
             slots,
             # The pool casts keys to fp8 as they are. Where a backend divides them by the layer's
@@ -155,18 +162,35 @@ def build(
     ``engine`` is a name of `verify_engine`; ``page_size`` that of the KV pool. A row of
     ``req_to_token`` holds a request's context and its tree: no prefix is longer.
     """
+    table, sizes = backend.req_to_token, _sizes(backend, page_size)
+    heads = int(getattr(backend, upstream.QUERY_HEADS[type(backend).__name__]))
+    prefix = prefix_engine(engine, sizes, heads, cache_dtype, table.device)
+    adapter = VerifyAdapter(prefix, VerifyPlan(sizes, table.device))
+    return TreeVerify(adapter, drafts, req_to_token=table, heads=heads)
+
+
+def build_grouped(
+    backend: Any, drafts: Drafts, *, shape: tuple[int, int, int, int], page_size: int
+) -> TreeVerify:
+    """Return the path for a ``backend`` of a model without MLA, whose heads have this ``shape``.
+
+    ``shape`` is (query heads, KV heads, key width, value width) of the rank.
+    """
+    query, kv, key_dim, value_dim = shape
+    heads = Heads(query=query, kv=kv, key_dim=key_dim, value_dim=value_dim)
     table = backend.req_to_token
-    rows, width = table.shape
-    sizes = PlanSizes(
+    verifier = GroupedVerifier(VerifyPlan(_sizes(backend, page_size), table.device), heads)
+    return TreeVerify(verifier, drafts, req_to_token=table, heads=query)
+
+
+def _sizes(backend: Any, page_size: int) -> PlanSizes:
+    rows, width = backend.req_to_token.shape
+    return PlanSizes(
         max_requests=rows,
         max_context=width,
         nodes=int(backend.num_draft_tokens),
         page_size=read_page(page_size),
     )
-    heads = int(getattr(backend, upstream.QUERY_HEADS[type(backend).__name__]))
-    prefix = prefix_engine(engine, sizes, heads, cache_dtype, table.device)
-    adapter = VerifyAdapter(prefix, VerifyPlan(sizes, table.device))
-    return TreeVerify(adapter, drafts, req_to_token=table, heads=heads)
 
 
 def read_page(page_size: int) -> int:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from sglang_overlay.attention.grouped import GroupedVerifier, Heads, choose_tiles
 from sglang_overlay.attention.oracle import ancestor_mask, grouped_tree_attention
-from sglang_overlay.attention.plan import PlanSizes, VerifyPlan, VerifyStep
+from sglang_overlay.attention.plan import PlanSizes, VerifyPlan
 
 from tests.support.closeness import assert_close
 from tests.support.verify_case import TOPOLOGIES, VerifyCase, make_case

@@ -139,6 +139,11 @@ def layer(number: int, **changes: Any) -> Any:
         "is_cross_attention": False,
         "attn_type": SimpleNamespace(value="decoder"),
         "k_scale_float": None,
+        "v_scale_float": None,
+        "tp_q_head_num": 8,
+        "tp_k_head_num": 2,
+        "qk_head_dim": 128,
+        "v_head_dim": 128,
     } | changes
     return SimpleNamespace(**fields)
 
@@ -300,7 +305,7 @@ def test_dflash_on_triton_runs_the_adapter(
         ({"xai_temperature_len": 1024}, "layer 1 has a temperature by position"),
         ({"is_cross_attention": True}, "layer 1 has another mask than the causal one"),
         ({"attn_type": SimpleNamespace(value="encoder_only")}, "another mask than the causal one"),
-        ({"k_scale_float": 0.5}, "keys have a scale of 0.5"),
+        ({"k_scale_float": 0.5}, "keys or values have a scale of 0.5"),
     ],
 )
 def test_a_layer_that_no_engine_can_do_keeps_stock(
@@ -314,6 +319,53 @@ def test_a_layer_that_no_engine_can_do_keeps_stock(
     assert reason in caplog.records[1].message
     assert target.overlay_identity.verify_path == "causal"
     assert target.overlay_identity.tree_size is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, ""),
+        ({"v_scale_float": 2.0}, "keys or values have a scale of 2.0"),
+        ({"tp_q_head_num": 4}, "layers have heads of several shapes, which no engine does"),
+        ({"sliding_window_size": 128}, "layer 1 has a sliding window, which no engine does"),
+    ],
+)
+def test_a_model_without_mla_is_verified_on_triton_where_its_heads_allow(
+    changes: dict[str, Any], reason: str, attached: Attached, caplog: pytest.LogCaptureFixture
+) -> None:
+    args = arguments("DFLASH", "triton", mla=False, page_size=64)
+    target = runner(args, triton())
+    target.model[1] = layer(1, **changes)
+    target.token_to_kv_pool = SimpleNamespace()
+    with caplog.at_level(logging.INFO):
+        admission.admit_runner(target)
+    assert bool(attached) == (not reason)
+    assert reason in caplog.records[1].message
+
+
+def test_heads_that_are_too_wide_keep_stock(attached: Attached) -> None:
+    target = runner(arguments("DFLASH", "triton", mla=False), triton())
+    target.model = [layer(0, v_head_dim=512)]
+    facts = selection.facts_by_object(target, Drafts(algorithm="DFLASH", width=1))
+    assert facts.odd_layer == "heads are wider than 256"
+
+
+def test_a_tree_on_a_kernel_that_counts_rows_is_refused_and_a_chain_is_not() -> None:
+    tree = arguments("EAGLE", "triton", speculative_eagle_topk=4, mla=False)
+    chain = arguments("EAGLE", "triton", mla=False)
+    for changes in ({"sliding_window_size": 128}, {"xai_temperature_len": 1024}):
+        for args in (tree, chain):
+            admission.admit_arguments(args)
+            target = runner(args, triton())
+            admission.admit_runner(target)
+            target.model[1] = layer(1, **changes)
+            if args is chain:
+                admission.admit_runner(target)
+                continue
+            with pytest.raises(
+                DroppedMaskError, match="takes a draft token's row for its position"
+            ):
+                admission.admit_runner(target)
 
 
 def test_keys_that_flashmla_stores_as_they_are_may_have_a_scale(attached: Attached) -> None:
