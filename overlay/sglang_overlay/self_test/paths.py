@@ -74,7 +74,7 @@ def _flashmla_obstacle() -> str | None:
     import torch
 
     capability = torch.cuda.get_device_capability()
-    if capability != verify_engine.CAPABILITY:
+    if capability != verify_engine.FLASHMLA_CAPABILITY:
         return "FlashMLA's kernels need sm_90, and this GPU is sm_{}{}".format(*capability)
     if importlib.util.find_spec("sgl_kernel") is None:
         return "sgl_kernel is not installed here"
