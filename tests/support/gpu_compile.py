@@ -1,8 +1,9 @@
 """Compile the overlay's kernels for a GPU that is not there, and report what each needs.
 
-Run as a program, without TRITON_INTERPRET: ``python -m tests.support.gpu_compile 90
-'[{...tiles}]'``. Triton's driver is replaced by one that only names a target; ptxas then runs as it
-would on the machine.
+Run as a program, without TRITON_INTERPRET, with a capability and a JSON list of kernels with their
+tiles: ``python -m tests.support.gpu_compile 90 '[{"kernel": "tree_merge", "nodes": 16, ...}]'``.
+Triton's driver is replaced by one that only names a target; ptxas then runs as it would on the
+machine.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
+from sglang_overlay.attention.kernels.split_prefix import split_prefix_kernel
+from sglang_overlay.attention.kernels.split_prefix_hopper import split_prefix_hopper_kernel
 from sglang_overlay.attention.kernels.tree_merge import tree_merge_kernel
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
@@ -118,11 +122,55 @@ def compile_tree_merge(
         num_stages=stages,
         grid=(1,),
     )
-    compiled = compiled.result() if hasattr(compiled, "result") else compiled
-    return resources(compiled)
+    return resources(_finished(compiled))
+
+
+def compile_split_prefix(
+    capability: int,
+    *,
+    nodes: int,
+    heads: int,
+    page: int,
+    rows: int,
+    tile: int,
+    warps: int,
+    stages: int,
+    gluon: bool = False,
+    fp8: bool = False,
+) -> dict[str, int]:
+    """Compile one specialisation for contiguous bf16 queries and a bf16 or fp8 cache."""
+    driver.set_active(NamedDriver(capability))
+    number, single = MockTensor(torch.int32), MockTensor(torch.float32)
+    tensors = (
+        MockTensor(torch.bfloat16),
+        MockTensor(torch.float8_e4m3fn if fp8 else torch.bfloat16),
+        *(number, number, number),
+        *(single, single),
+    )
+    scalars = (0.06, 1.0, heads * 576, 576, 576, 513)
+    sizes = {"NODES": nodes, "HEADS": heads, "PAGE": page, "num_warps": warps, "grid": (1, 1)}
+    if gluon:
+        return resources(_finished(split_prefix_hopper_kernel.warmup(*tensors, *scalars, **sizes)))
+    tiles = {"LATENT": 512, "ROPE": 64, "ROWS": rows, "TILE": tile, "num_stages": stages}
+    return resources(_finished(split_prefix_kernel.warmup(*tensors, *scalars, **sizes, **tiles)))
+
+
+def _finished(compiled: Any) -> Any:
+    return compiled.result() if hasattr(compiled, "result") else compiled
+
+
+KERNELS: dict[str, Callable[..., dict[str, int]]] = {
+    "tree_merge": compile_tree_merge,
+    "split_prefix": compile_split_prefix,
+}
+
+
+def main() -> None:
+    """Compile what the command line lists, and write the needs of each as JSON."""
+    assert os.environ.get("TRITON_INTERPRET") != "1", "the interpreter compiles nothing"
+    capability, cases = int(sys.argv[1]), json.loads(sys.argv[2])
+    print(json.dumps([KERNELS[case.pop("kernel")](capability, **case) for case in cases]))
 
 
 if __name__ == "__main__":
-    assert os.environ.get("TRITON_INTERPRET") != "1", "the interpreter compiles nothing"
-    capability = int(sys.argv[1])
-    print(json.dumps([compile_tree_merge(capability, **case) for case in json.loads(sys.argv[2])]))
+    main()

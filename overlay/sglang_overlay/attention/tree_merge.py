@@ -54,14 +54,17 @@ class Tiles:
             )
 
 
-def choose_tiles(requests: int, nodes: int, heads: int) -> Tiles:
+def choose_tiles(requests: int, nodes: int, heads: int, *, parts: bool = False) -> Tiles:
     """Return the tiles for a batch; a function of sizes that are fixed when a graph is captured.
 
     Small launches are bound by latency and want many programs with everything in flight at once,
-    large ones by traffic and want tall tiles that reuse the tree's rows. Thresholds measured on an
-    H200.
+    large ones by traffic and want tall tiles that reuse the tree's rows. Where the prefix is in
+    ``parts``, a small launch has them to combine as well, and wants more programs still. Thresholds
+    measured on an H200.
     """
     rows = requests * nodes * heads
+    if parts and nodes <= 16 and rows <= 512:
+        return _tiles(16, 32, 512, 32, warps=4)
     if nodes <= 16:
         if rows >= 8192:
             return _tiles(16, 512, 128, 128, warps=2, stages=3)
@@ -129,7 +132,8 @@ def merge_tree(
     requests, nodes, words = ancestors.shape
     heads = query.shape[1]
     _check(query, cache, slots, ancestors, lengths, prefix, out)
-    tiles = tiles or choose_tiles(requests, nodes, heads)
+    in_parts = isinstance(prefix, PrefixParts)
+    tiles = tiles or choose_tiles(requests, nodes, heads, parts=in_parts)
     grid = (-(-nodes * heads // tiles.rows), requests, LATENT_DIM // tiles.values)
     tree_merge_kernel[grid](
         query,
@@ -160,7 +164,7 @@ def merge_tree(
         VALUES=tiles.values,
         KEY_CHUNK=tiles.key_chunk,
         VALUE_CHUNK=tiles.value_chunk,
-        PARTS=isinstance(prefix, PrefixParts),
+        PARTS=in_parts,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )

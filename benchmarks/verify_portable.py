@@ -1,0 +1,282 @@
+"""Time the portable verify engine beside stock Triton and FlashMLA on one GPU, in one run.
+
+Per shape, one layer's attention of a verify step with a random tree:
+
+- ``chain``     FlashMLA, causal over prefix + tree rows, the tree ignored
+- ``adapter``   FlashMLA over the prefix, then the tree kernel
+- ``portable``  the portable engine as this GPU gets it, pages of 64, then the tree kernel
+- ``slots``     the same with pages of 1, every row at a random place
+- ``safe``      the portable engine with the tiles that sm_120 gets, compiled for this GPU
+- ``stock``     SGLang's Triton verify kernel under the same tree's FULL_MASK, and ``stock_slots``
+  with pages of 1
+- ``floor``     max(bytes / measured copy bandwidth, flops / 790 TFLOP/s)
+
+Graphs, KV rotation and rounds are those of ``verify_adapter.py``. ``error`` is the relative
+distance of a way's output to the adapter's, in the norm over all elements.
+
+usage: python benchmarks/verify_portable.py OUT.json OUT.md [--seconds N]
+Needs an sm_90 GPU, sgl_kernel and sglang on PYTHONPATH, beside the overlay and this repository.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from sglang_overlay.attention.adapter import VerifyAdapter
+from sglang_overlay.attention.plan import PlanSizes, VerifyPlan
+from sglang_overlay.attention.portable import PortableEngine
+from sglang_overlay.attention.split_config import SAFE, SAFE_FP8, SplitConfig, choose_config
+from sglang_overlay.self_test.timing import captured, replay_time
+from sglang_overlay.srt.stock_verify import stock_verify
+
+from benchmarks.verify_adapter import (
+    SCALE,
+    Case,
+    copy_bandwidth,
+    kernel_times,
+    unpacked,
+    version,
+)
+
+BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
+SHAPES = [
+    (1, 8192, 8, 16),
+    (1, 32768, 8, 16),
+    (1, 131072, 8, 16),
+    (1, 131072, 8, 64),
+    (8, 32768, 8, 16),
+    (8, 32768, 8, 64),
+    (32, 8192, 8, 16),
+    (32, 8192, 8, 64),
+    (8, 32768, 64, 16),
+    (1, 32768, 8, 8),
+    (1, 32768, 16, 32),
+    (1, 32768, 128, 16),
+    (4, 131072, 8, 16),
+    (16, 16384, 16, 32),
+    (48, 4096, 8, 16),
+    (128, 1024, 8, 8),
+]
+# Limits on stock ÷ portable that the project has set itself.
+WANTED = {
+    (1, 32768, 8, 16): 70,
+    (1, 131072, 8, 16): 110,
+    (8, 32768, 8, 16): 18,
+    (32, 8192, 8, 16): 8,
+}
+# Other tiles, timed to show what the choice is worth.
+TRIED = (
+    SplitConfig(rows=64, tile=64, warps=8, stages=2),
+    SplitConfig(rows=64, tile=32, warps=8, stages=3),
+    SplitConfig(rows=64, tile=16, warps=8, stages=2),
+    SplitConfig(rows=16, tile=64, warps=4, stages=2),
+)
+ROUNDS = 8
+
+
+class Ways:
+    """Everything that is timed on the tensors of one shape."""
+
+    def __init__(self, shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
+        self.case = case = Case(shape, dtype)
+        self.dtype = dtype
+        case.prepare()
+        slots = case.caches[0].shape[0]
+        width = case.context + case.nodes
+        order = torch.randperm(slots - 1, device="cuda")[: case.requests * width] + 1
+        self.scattered = order.view(case.requests, width)
+
+    def portable(
+        self, config: SplitConfig | None = None, *, scattered: bool = False
+    ) -> list[Callable[[], torch.Tensor]]:
+        """Return one call per layer of the portable engine and the tree kernel."""
+        case = self.case
+        step, page, slots = case.step, 64, case.tree_slots
+        if scattered:
+            step, page = replace(step, req_to_token=self.scattered.int().contiguous()), 1
+            slots = self.scattered[:, case.context :].reshape(-1)
+        adapter = self._adapter(page, config)
+        adapter.prepare(step, case.heads)
+        return [
+            partial(adapter.attend, case.query, cache, slots, softmax_scale=SCALE)
+            for cache in case.caches
+        ]
+
+    def _adapter(self, page: int, config: SplitConfig | None) -> VerifyAdapter:
+        case = self.case
+        engine = PortableEngine(
+            page_size=page,
+            max_requests=case.requests,
+            max_rows=case.nodes * case.heads,
+            max_context=case.context,
+            cache_dtype=self.dtype,
+            device="cuda",
+            config=config,
+        )
+        sizes = PlanSizes(
+            max_requests=case.requests,
+            max_context=case.context,
+            nodes=case.nodes,
+            page_size=page,
+        )
+        return VerifyAdapter(engine, VerifyPlan(sizes, "cuda"))
+
+    def stock_slots(self) -> Callable[[], torch.Tensor]:
+        """Return a call of stock's kernel on scattered rows."""
+        case = self.case
+        return stock_verify(
+            case.query,
+            case.caches[0],
+            list(self.scattered[:, : case.context]),
+            self.scattered[:, case.context :],
+            list(unpacked(case.adapter.plan.ancestors, case.nodes)),
+            softmax_scale=SCALE,
+        )
+
+
+def measure(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, tb_per_s: float, *, sweep: bool
+) -> dict[str, Any]:
+    """Return one row of results; times in ms."""
+    ways = Ways(shape, dtype)
+    case = ways.case
+    safe = SAFE_FP8 if case.fp8 else SAFE
+    calls: dict[str, list[Callable[[], Any]]] = {
+        "chain": case.chain_calls(),
+        "adapter": case.adapter_calls(),
+        "portable": ways.portable(),
+        "slots": ways.portable(scattered=True),
+        "safe": ways.portable(safe),
+    }
+    if sweep:
+        calls |= {name_of(config): ways.portable(config) for config in TRIED}
+    row: dict[str, Any] = dict(zip(("requests", "context", "heads", "nodes"), shape, strict=True))
+    row |= {"cache": "fp8" if case.fp8 else "bf16", "layers": case.layers}
+    row["floor"] = case.floor(tb_per_s)
+    row["error"] = errors(calls, calls["adapter"][0]())
+    graphs = {name: captured(each) for name, each in calls.items()}
+    repeats = max(1, round(6 / replay_time(graphs["chain"], 2)))
+    rounds: dict[str, list[float]] = {name: [] for name in graphs}
+    for _ in range(ROUNDS):
+        for name, graph in graphs.items():
+            rounds[name].append(replay_time(graph, repeats) / case.layers)
+    row |= {name: statistics.median(times) for name, times in rounds.items()}
+    row["portable_over_chain"] = ratio(rounds["portable"], rounds["chain"])
+    row["safe_over_portable"] = ratio(rounds["safe"], rounds["portable"])
+    row["kernels_us"] = kernel_times(calls["portable"][0])
+    if not case.fp8:
+        for name, call in (("stock", case.stock_call()), ("stock_slots", ways.stock_slots())):
+            graph = captured([call])
+            row[name] = statistics.median(replay_time(graph, 1) for _ in range(5))
+        row["stock_over_portable"] = row["stock"] / row["portable"]
+        row["stock_slots_over_slots"] = row["stock_slots"] / row["slots"]
+    return row
+
+
+def errors(calls: dict[str, list[Callable[[], Any]]], want: torch.Tensor) -> dict[str, float]:
+    """Return each way's relative distance to ``want``; ``slots`` reads other rows, and has none."""
+    reference = want.double()
+    return {
+        name: float((each[0]().double() - reference).norm() / reference.norm())
+        for name, each in calls.items()
+        if name not in ("chain", "slots")
+    }
+
+
+def ratio(above: list[float], below: list[float]) -> float:
+    """Return the median of each round's ratio."""
+    return statistics.median(a / b for a, b in zip(above, below, strict=True))
+
+
+def name_of(config: SplitConfig) -> str:
+    """Return a short name of ``config``."""
+    return f"r{config.rows} t{config.tile} w{config.warps} s{config.stages}"
+
+
+def markdown(info: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """Return the results as a table, with the machine and the versions above it."""
+    lines = [
+        "# The portable verify engine, one layer, one GPU",
+        "",
+        ", ".join(f"{name} {value}" for name, value in info.items() if name != "configs") + ".",
+        "",
+        "Times in ms, medians. `slots` and `stock slots` read pages of 1 at random places, the "
+        "others pages of 64.",
+        "",
+        "| bs | context | heads | tree | KV | floor | chain | adapter | portable | ÷ chain | slots "
+        "| sm_120's tiles | ÷ portable | stock | ÷ portable | wanted | stock slots | ÷ slots |",
+        "|" + "---|" * 18,
+    ]
+    return "\n".join([*lines, *map(markdown_row, rows)]) + "\n"
+
+
+def markdown_row(row: dict[str, Any]) -> str:
+    """Return one result as a line of the table."""
+    shape = tuple(row[key] for key in ("requests", "context", "heads", "nodes"))
+    cells = [*map(str, shape), row["cache"]]
+    cells += [f"{row[key]:.4f}" for key in ("floor", "chain", "adapter", "portable")]
+    cells += [f"{row['portable_over_chain']:.2f}", f"{row['slots']:.4f}"]
+    cells += [f"{row['safe']:.4f}", f"{row['safe_over_portable']:.2f}"]
+    if "stock" in row:
+        wanted = f"≥ {WANTED[shape]}" if shape in WANTED else ""
+        cells += [f"{row['stock']:.3f}", f"{row['stock_over_portable']:.0f}", wanted]
+        cells += [f"{row['stock_slots']:.3f}", f"{row['stock_slots_over_slots']:.0f}"]
+    else:
+        cells += [""] * 5
+    return "| " + " | ".join(cells) + " |"
+
+
+def main() -> None:
+    """Measure every shape that fits the time, and write both files after each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("json", type=Path)
+    parser.add_argument("markdown", type=Path)
+    parser.add_argument("--seconds", type=float, default=600, help="start no shape after these")
+    options = parser.parse_args()
+    began = time.monotonic()
+    tb_per_s = copy_bandwidth()
+    capability = torch.cuda.get_device_capability()
+    number = capability[0] * 10 + capability[1]
+    info = {
+        "GPU": torch.cuda.get_device_name(),
+        "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "sglang-kernel": version("sglang-kernel"),
+        "sglang": version("sglang"),
+        "copy TB/s": round(tb_per_s, 3),
+        "configs": {
+            "portable": asdict(choose_config(number, 128, fp8=False)),
+            "portable fp8": asdict(choose_config(number, 128, fp8=True)),
+            "safe": asdict(SAFE),
+            "safe fp8": asdict(SAFE_FP8),
+        },
+    }
+    rows: list[dict[str, Any]] = []
+    plan = [(shape, BF16) for shape in SHAPES[:9]] + [(shape, FP8) for shape in SHAPES[1:8]]
+    plan += [(shape, BF16) for shape in SHAPES[9:]]
+    for shape, dtype in plan:
+        if time.monotonic() - began > options.seconds:
+            print(f"out of time before {shape}", flush=True)
+            break
+        sweep = dtype is BF16 and shape in WANTED
+        rows.append(measure(shape, dtype, tb_per_s, sweep=sweep))
+        print(markdown_row(rows[-1]), flush=True)
+        torch.cuda.empty_cache()
+        options.json.write_text(json.dumps({"info": info, "rows": rows}, indent=1) + "\n")
+        options.markdown.write_text(markdown(info, rows))
+
+
+if __name__ == "__main__":
+    main()
