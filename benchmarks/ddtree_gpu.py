@@ -147,7 +147,7 @@ class Recorder(engine.Teacher):
 def server_arguments(mode: str, folder: Path) -> dict[str, Any]:
     """Return keyword arguments for ``ServerArgs``; writes the model folders below ``folder``."""
     way, tree, _ = MODES[mode]
-    arguments = engine.server_arguments(way, folder)
+    arguments = engine.server_arguments(engine.Mode(flashmla=way != "triton"), (1, 2, 4), folder)
     if tree:
         arguments |= {"speculative_algorithm": "DDTREE", "speculative_num_draft_tokens": tree}
     return arguments

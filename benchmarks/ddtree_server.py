@@ -121,7 +121,7 @@ def command(way: str, folder: Path, port: int) -> list[str]:
     """Return the server's command line; writes its models and tokenizer below ``folder``."""
     from benchmarks import verify_engine_gpu as engine
 
-    arguments = engine.server_arguments(way, folder)
+    arguments = engine.server_arguments(engine.Mode(flashmla=way != "triton"), (1, 2, 4), folder)
     write_tokenizer(folder / "target", engine.VOCABULARY)
     arguments |= {
         "speculative_algorithm": "DDTREE",

@@ -16,7 +16,10 @@ OVERLAY = "sglang_overlay"
 FORBIDDEN: dict[str, tuple[str, ...]] = {
     "patcher/": ("click", "torch", "triton", "sglang", OVERLAY, "apply", "verify_install"),
     "": ("torch", "triton", "sglang", OVERLAY, "apply", "verify_install"),  # the command lines
-    "overlay/sglang_overlay/": ("patcher", "click", "sglang", f"{OVERLAY}.srt"),
+    "overlay/sglang_overlay/": (
+        *("patcher", "click", "sglang"),
+        *(f"{OVERLAY}.{part}" for part in ("srt", "self_test")),
+    ),
     "overlay/sglang_overlay/switches.py": ("patcher", "click", "torch", "sglang", OVERLAY),
     "overlay/sglang_overlay/upstream.py": ("patcher", "click", "torch", f"{OVERLAY}."),
     "overlay/sglang_overlay/tree/": (
@@ -27,7 +30,9 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
         *("patcher", "click", "sglang"),
         *(f"{OVERLAY}.{part}" for part in ("srt", "attention", "tree")),
     ),
-    "overlay/sglang_overlay/srt/": ("patcher", "click"),
+    # The self-test stands above the glue, and compares with SGLang through it alone.
+    "overlay/sglang_overlay/self_test/": ("patcher", "click", "sglang"),
+    "overlay/sglang_overlay/srt/": ("patcher", "click", f"{OVERLAY}.self_test"),
 }
 # Kernels are told what they may import: jit bodies need nothing else.
 KERNELS = (
@@ -112,6 +117,8 @@ def test_nothing_decides_by_a_version(path: Path) -> None:
         ("overlay/sglang_overlay/mask_policy.py", "from sglang_overlay.srt import hooks"),
         ("overlay/sglang_overlay/mask_policy.py", "from sglang.srt.utils import is_cuda"),
         ("overlay/sglang_overlay/identity.py", "from sglang_overlay import srt"),
+        ("overlay/sglang_overlay/self_test/case.py", "import sglang.srt"),
+        ("overlay/sglang_overlay/srt/hooks.py", "from sglang_overlay import self_test"),
         ("overlay/sglang_overlay/switches.py", "from sglang_overlay import upstream"),
         ("overlay/sglang_overlay/tree/build.py", "from sglang.srt import utils"),
         ("overlay/sglang_overlay/kvcache/mover.py", "from sglang_overlay.tree import build"),

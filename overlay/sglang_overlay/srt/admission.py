@@ -44,7 +44,7 @@ def admit_arguments(server_args: Any) -> None:
     traits = _traits_of(server_args, mla=server_args.use_mla_backend())
     class_name = judge_name(name, traits).class_name
     choice = choose(drafts, selection.facts_by_name(server_args, drafts, class_name))
-    traits = replace(traits, tree_adapter=choice.could_run_adapter)
+    traits = replace(traits, tree_adapter=choice.runs_adapter)
     judgement = _explained(judge_name(name, traits), choice)
     verdict = Verdict(drafts=drafts, judgements=(judgement,))
     _enforce(verdict, chosen_by=chosen_by, traits=traits, device=server_args.device)
@@ -64,8 +64,10 @@ def admit_runner(model_runner: Any) -> None:
     server_args = model_runner.server_args
     drafts = _drafts_of(server_args)
     choice = choose(drafts, selection.facts_by_object(model_runner, drafts))
-    traits = _traits_of(
-        server_args, mla=model_runner.use_mla_backend, tree_adapter=choice.could_run_adapter
+    traits = replace(
+        _traits_of(server_args, mla=model_runner.use_mla_backend),
+        tree_adapter=choice.runs_adapter,
+        counts_rows=drafts is not None and selection.counts_rows(model_runner),
     )
     verdict = judge_runner(model_runner.attn_backend, drafts, traits, choice)
     identity = identify(verdict, tree_size=_tree_size(server_args, choice))
@@ -76,8 +78,8 @@ def admit_runner(model_runner: Any) -> None:
     ranks.compare(model_runner.tp_group, identity)
     _, chosen_by = upstream.verify_backend_name(server_args)
     _enforce(verdict, chosen_by=chosen_by, traits=traits, device=server_args.device)
-    if choice.runs_adapter:
-        selection.attach(model_runner)
+    if drafts is not None and choice.runs_adapter:
+        selection.attach(model_runner, drafts, choice.engine)
     if registration.is_asked_for(server_args):
         _admit_draft_trees(model_runner, choice)
 
@@ -132,12 +134,11 @@ def _drafts_of(server_args: Any) -> Drafts | None:
     return Drafts(algorithm=server_args.speculative_algorithm, width=width)
 
 
-def _traits_of(server_args: Any, *, mla: bool, tree_adapter: bool = False) -> Traits:
+def _traits_of(server_args: Any, *, mla: bool) -> Traits:
     return Traits(
         topk=int(server_args.speculative_eagle_topk or 0),
         mla=mla,
         page_size=server_args.page_size,
-        tree_adapter=tree_adapter,
     )
 
 

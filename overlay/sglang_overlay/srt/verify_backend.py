@@ -12,6 +12,8 @@ from sglang_overlay.mask_policy import Judgement, Kind, Traits, judge, unknown
 # Set on a backend whose target verify gets draft trees by SGLang's own mask.
 _EXPECTS_TREES = "overlay_expects_trees"
 
+# The attribute of a backend object through which the overlay verifies on it (`tree_verify`).
+LIVE = "overlay_tree_verify"
 # Deeper than any nesting that SGLang builds (TBO over hybrid over hybrid-linear); ends a cycle.
 _DEPTH = 8
 
@@ -70,7 +72,8 @@ def resolve_chain(backend: Any) -> tuple[str, bool]:
     leaf = next(leaves(backend))
     if getattr(leaf, _EXPECTS_TREES, False):
         return type(leaf).__name__, True
-    return type(leaf).__name__, judge_object(leaf, Traits(topk=1)).needs_chain_mask
+    server = Traits(topk=1, tree_adapter=hasattr(leaf, LIVE))
+    return type(leaf).__name__, judge_object(leaf, server).needs_chain_mask
 
 
 def expect_trees(backend: Any) -> None:

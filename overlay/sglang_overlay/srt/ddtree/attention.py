@@ -41,4 +41,4 @@ def _obstacle(server_args: Any, *, mla: bool) -> str:
     facts = selection.facts_by_name(server_args, drafts, verify_engine.FLASHMLA_BACKEND)
     config = server_args.get_model_config()
     facts = replace(facts, row_width=config.kv_lora_rank + config.qk_rope_head_dim)
-    return "; ".join(verify_engine.obstacles(facts))
+    return "; ".join(verify_engine.obstacles(verify_engine.FLASHMLA, facts))
