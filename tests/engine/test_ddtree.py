@@ -30,6 +30,7 @@ from tests.support.engine.workload import (
 pytestmark = pytest.mark.engine
 
 TREE = 24
+STOCK_KERNEL = ("SGLANG_OVERLAY_VERIFY_ENGINE", "stock")
 
 
 def ddtree(
@@ -119,7 +120,15 @@ def test_the_tokens_are_plains_and_dflashs(
 TINY = Workload(rounds=((SMALL.prompts[0][:7], SMALL.prompts[1][:12]),), tokens=12)
 
 
-@pytest.mark.parametrize(("attention", "page"), WAYS[:2])
+@pytest.mark.parametrize(
+    ("attention", "page"),
+    [
+        pytest.param("flashmla", 64, marks=pytest.mark.full),
+        ("triton", 1),
+        pytest.param("portable", 1, marks=pytest.mark.full),
+        pytest.param("portable", 64, marks=pytest.mark.full),
+    ],
+)
 def test_the_kernels_themselves(stock: Path, overlay: Path, attention: str, page: int) -> None:
     check_plain(ddtree(overlay, attention, page, size=12), stock, TINY, quick=False)
 

@@ -405,7 +405,10 @@ def ddtree_runner(args: Any, attn_backend: Any) -> Any:
     return target
 
 
-def test_ddtree_on_triton_has_its_mask_built_from_graph_capture_on() -> None:
+def test_ddtree_on_triton_has_its_mask_built_from_graph_capture_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(switches, "ACTIVE", Switches(verify_engine="stock"))
     args = drafting_trees("triton")
     admission.admit_arguments(args)
     target = ddtree_runner(args, backend("TritonAttnBackend"))
@@ -420,7 +423,7 @@ def test_ddtree_on_flashmla_runs_the_adapter_and_builds_no_mask(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     attached: list[Any] = []
-    monkeypatch.setattr(selection, "attach", attached.append)
+    monkeypatch.setattr(selection, "attach", lambda target, *_: attached.append(target))
     args = drafting_trees("flashmla", page_size=64)
     admission.admit_arguments(args)
     target = ddtree_runner(args, flashmla())
@@ -436,7 +439,10 @@ def test_ddtree_where_the_adapter_cannot_run_is_refused() -> None:
         admission.admit_arguments(args)
 
 
-def test_ddtree_on_a_recurrent_target_is_refused_by_object() -> None:
+def test_ddtree_on_a_recurrent_target_is_refused_by_object(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(switches, "ACTIVE", Switches(verify_engine="stock"))
     target = ddtree_runner(drafting_trees("triton"), backend("TritonAttnBackend"))
     target.mambaish_config = object()
     with pytest.raises(UnsupportedServerError, match="recurrent layers"):
