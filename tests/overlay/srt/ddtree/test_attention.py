@@ -35,7 +35,7 @@ def arguments(**changes: Any) -> Any:
         ({}, True, (9, 0), "flashmla", "the overlay verifies draft trees on it"),
         ({}, True, (12, 0), "triton", "need sm_90, and this is cuda with sm_120"),
         ({"page_size": 1}, True, (9, 0), "triton", "the page size is 1"),
-        ({"rope": 32}, True, (9, 0), "triton", "a KV row has 544 elements"),
+        ({"rope": 32}, True, (9, 0), "triton", "an MLA row has 544 elements"),
         ({"kv_cache_dtype": "fp8_e5m2"}, True, (9, 0), "triton", "the KV cache is float8_e5m2"),
         ({}, False, (9, 0), "triton", "the target is no MLA model"),
     ],
