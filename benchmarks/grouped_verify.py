@@ -174,7 +174,7 @@ def milliseconds(call: Callable[[], Any]) -> float:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call()
-    times = []
+    times: list[float] = []
     for _ in range(REPLAYS):
         began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         began.record()

@@ -48,12 +48,12 @@ class Heads:
     @property
     def key_columns(self) -> int:
         """Key width in a kernel: a power of two, at least what a matrix product takes."""
-        return max(16, triton.next_power_of_2(self.key_dim))
+        return int(max(16, triton.next_power_of_2(self.key_dim)))
 
     @property
     def value_columns(self) -> int:
         """Value width in a kernel."""
-        return max(16, triton.next_power_of_2(self.value_dim))
+        return int(max(16, triton.next_power_of_2(self.value_dim)))
 
 
 def choose_tiles(heads: Heads, nodes: int) -> SplitConfig:

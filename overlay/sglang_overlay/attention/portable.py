@@ -122,7 +122,7 @@ class PortableEngine:
         part_out = self._part_out[: self._workers * rows * LATENT_DIM]
         part_out = part_out.view(self._workers, nodes, heads, LATENT_DIM)
         part_lse = self._part_lse[: self._workers * rows].view(self._workers, nodes, heads)
-        split_prefix_kernel[(-(-rows // self.config.rows), self._workers)](
+        tensors = (
             query,
             rows_of,
             self._page_table,
@@ -136,16 +136,26 @@ class PortableEngine:
             query.stride(1),
             rows_of.stride(0),
             self._page_table.stride(0),
-            NODES=nodes,
-            HEADS=heads,
-            PAGE=self.page_size,
-            LATENT=LATENT_DIM,
-            ROPE=ROPE_DIM,
-            ROWS=self.config.rows,
-            TILE=self.config.tile,
-            num_warps=self.config.warps,
-            num_stages=self.config.stages,
         )
+        grid = (-(-rows // self.config.rows), self._workers)
+        sizes = {"NODES": nodes, "HEADS": heads, "PAGE": self.page_size}
+        if self.config.gluon:
+            from sglang_overlay.attention.kernels.split_prefix_hopper import (
+                split_prefix_hopper_kernel,
+            )
+
+            split_prefix_hopper_kernel[grid](*tensors, **sizes, num_warps=self.config.warps)
+        else:
+            split_prefix_kernel[grid](
+                *tensors,
+                **sizes,
+                LATENT=LATENT_DIM,
+                ROPE=ROPE_DIM,
+                ROWS=self.config.rows,
+                TILE=self.config.tile,
+                num_warps=self.config.warps,
+                num_stages=self.config.stages,
+            )
         return PrefixParts(out=part_out, lse=part_lse, first=self._first_part[: requests + 1])
 
 

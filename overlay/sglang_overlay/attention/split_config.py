@@ -15,7 +15,8 @@ class SplitConfig:
 
     ``rows`` (node, head) pairs and ``tile`` cache rows per step of a program; ``warps`` per
     program, ``stages`` tiles in flight; ``least_tiles`` in a part, so that short prefixes are not
-    split to dust; ``resident`` programs per multiprocessor.
+    split to dust; ``resident`` programs per multiprocessor. ``gluon`` takes
+    the kernel written for sm_90, which has its tiles built in.
     """
 
     rows: int
@@ -24,6 +25,7 @@ class SplitConfig:
     stages: int
     least_tiles: int = 2
     resident: int = 1
+    gluon: bool = False
 
 
 def choose_config(capability: int, rows: int, *, fp8: bool) -> SplitConfig:

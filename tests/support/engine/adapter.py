@@ -64,4 +64,4 @@ def _install_engine() -> None:
             return ReferenceFlashMla(max_requests=sizes.max_requests)
         return stock(engine, sizes, *args)
 
-    tree_verify.prefix_engine = prefix_engine
+    tree_verify.prefix_engine = prefix_engine  # type: ignore[assignment]

@@ -7,7 +7,7 @@ import triton.language as tl
 LN_2 = tl.constexpr(0.6931471805599453)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["requests", "workers"])
 def share_work_kernel(
     lengths,
     work,
@@ -58,7 +58,7 @@ def share_work_kernel(
     tl.store(row + 2, tl.where(idle, 0, (start + run) * TILE), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_request"])
 def split_prefix_kernel(
     query,
     cache,
