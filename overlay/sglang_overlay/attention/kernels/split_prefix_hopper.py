@@ -149,9 +149,7 @@ def split_prefix_hopper_kernel(
         for slot in gl.static_range(2):
             # A run of one tile loads a second one all the same: its rows are valid, only unused.
             position = start + slot * TILE
-            rows = locate(
-                table, position, length, cache_slot, PAGE, gl.SliceLayout(1, copy_layout)
-            )
+            rows = locate(table, position, length, cache_slot, PAGE, gl.SliceLayout(1, copy_layout))
             ropes = locate(
                 table, position, length, cache_slot, PAGE, gl.SliceLayout(1, rope_layout)
             )
@@ -179,7 +177,15 @@ def split_prefix_hopper_kernel(
             )
         score = warpgroup_mma_wait(0, deps=[first])
         weight, top, total, fade = soften(
-            score, top, total, start, length, score_scale, score_layout, weight_layout, row_layout,
+            score,
+            top,
+            total,
+            start,
+            length,
+            score_scale,
+            score_layout,
+            weight_layout,
+            row_layout,
             dtype,
         )
 
@@ -201,8 +207,16 @@ def split_prefix_hopper_kernel(
             sum3 = warpgroup_mma(weight, k.index(here + 3), out3, is_async=True)
             score = warpgroup_mma_wait(4, deps=[issued])
             next_weight, top, total, fade = soften(
-                score, top, total, position, length, score_scale, score_layout, weight_layout,
-                row_layout, dtype,
+                score,
+                top,
+                total,
+                position,
+                length,
+                score_scale,
+                score_layout,
+                weight_layout,
+                row_layout,
+                dtype,
             )
             more = after < end
             out0 = warpgroup_mma_wait(3, deps=[sum0])
