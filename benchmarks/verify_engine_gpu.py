@@ -8,24 +8,30 @@ Three servers of one model, each a `Stepper` in a process of its own, with CUDA 
 
 All verify the same tokens at the same contexts, whatever their logits say, so the logits can be
 compared position by position: chains on all three, random trees where a mask is honoured. How far
-the two stock backends are apart is the measure. Then each decodes alone on the GPU, for its
-throughput.
+the two stock backends are apart is the measure. With one rank each then decodes alone on the GPU,
+for its throughput.
 
-``python benchmarks/verify_engine_gpu.py OUT`` on a host with SGLang, the overlay applied to it, and
-a Hopper GPU; writes OUT/verify-engine.json and OUT/verify-engine.md.
+``python benchmarks/verify_engine_gpu.py OUT [--kv fp8_e4m3] [--ranks 2]`` on a host with SGLang,
+the overlay applied to it, and a Hopper GPU per rank; writes OUT/verify-engine….json and .md.
 """
 
 from __future__ import annotations
 
+import argparse
+import datetime
 import fcntl
+import importlib.metadata
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -47,6 +53,16 @@ MODES: dict[str, dict[str, str]] = {
     "adapter": {"SGLANG_OVERLAY_FORCE_TREE": "1"},
     "flashmla": STOCK,
     "triton": STOCK,
+}
+
+# SGLang's layers whose weights are a part of the whole on each tensor-parallel rank.
+SHARDED = {
+    "ColumnParallelLinear",
+    "MergedColumnParallelLinear",
+    "QKVParallelLinear",
+    "RowParallelLinear",
+    "VocabParallelEmbedding",
+    "ParallelLMHead",
 }
 
 _ROPE = {
@@ -117,7 +133,21 @@ DRAFTER = {
 }
 
 
-def server_arguments(mode: str, folder: Path) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """``kv`` is a value of --kv-cache-dtype; ``ranks`` of tensor parallelism, one GPU each."""
+
+    kv: str = "auto"
+    ranks: int = 1
+
+    @property
+    def name(self) -> str:
+        """Return the stem of the result's files."""
+        parts = [self.kv.partition("_")[0]] * (self.kv != "auto") + ["tp2"] * (self.ranks == 2)
+        return "-".join(["verify-engine", *parts])
+
+
+def server_arguments(mode: str, folder: Path, variant: Variant, port: int) -> dict[str, Any]:
     """Return keyword arguments for ``ServerArgs``; writes the model folders below ``folder``."""
     for name, config in (("target", TARGET), ("drafter", DRAFTER)):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -145,7 +175,12 @@ def server_arguments(mode: str, folder: Path) -> dict[str, Any]:
         # A server waits here for the others without running a batch.
         "watchdog_timeout": 1200,
         "log_level": "info",
+        "kv_cache_dtype": variant.kv,
     }
+    if variant.ranks > 1:
+        arguments |= {"tp_size": variant.ranks, "nccl_port": port}
+        # Its kernels are apart from verify; NCCL serves all servers alike.
+        arguments |= {"disable_custom_all_reduce": True}
     if mode == "triton":
         return arguments | {"attention_backend": "triton"}
     # FlashMLA's own prefill is FlashInfer's, which is compiled at its first use for over a minute.
@@ -154,6 +189,19 @@ def server_arguments(mode: str, folder: Path) -> dict[str, Any]:
         "decode_attention_backend": "flashmla",
         "speculative_attention_mode": "decode",
     }
+
+
+def fill_rank(model: torch.nn.Module, *, rank: int) -> None:
+    """Fill ``model``; what is sharded gets other values on every rank, as a real shard has."""
+    weights.fill(model)
+    if rank == 0:
+        return
+    generator = torch.Generator().manual_seed(rank)
+    for module in model.modules():
+        if type(module).__name__ in SHARDED and module.tp_size != 1:
+            weight = module.weight.data
+            drawn = torch.randn(weight.shape, generator=generator) * float(weight.float().std())
+            weight.copy_(drawn)
 
 
 class Teacher:
@@ -316,12 +364,16 @@ def timed(bed: Any, teacher: Teacher, *, requests: int) -> dict[str, float]:
     }
 
 
-def run(mode: str, out: Path) -> None:
-    """Be one server: exactness at once, throughput when the others have come to an end."""
+def run(mode: str, out: Path, variant: Variant, rank: int, port: int) -> None:
+    """Be one rank of a server: exactness at once, throughput when the others have come to an end.
+
+    All ranks step by themselves: the teacher gives them the same tokens, so they schedule alike.
+    """
     import sglang.srt.model_loader.loader as loader
 
-    loader.initialize_dummy_weights = weights.fill
-    bed = Stepper(server_arguments(mode, out / "models" / mode))
+    loader.initialize_dummy_weights = partial(fill_rank, rank=rank)
+    models = out / "models" / f"{mode}-{rank}"
+    bed = Stepper(server_arguments(mode, models, variant, port), rank=rank)
     runner = bed.scheduler.tp_worker.model_runner
     verify = getattr(runner, "overlay_tree_verify", None)
     captured = verify.steps if verify else 0
@@ -334,13 +386,8 @@ def run(mode: str, out: Path) -> None:
             teacher.trees = True
             decode(bed, teacher, requests=1, steps=TREE_STEPS, context=CONTEXT)
             decode(bed, teacher, requests=3, steps=TREE_STEPS, context=CONTEXT)
-        torch.save({"chain": chain, "tree": teacher.seen}, out / f"{mode}.pt")
-        (out / f"{mode}.done").touch()
-        while len(list(out.glob("*.done"))) < len(MODES):
-            time.sleep(0.2)
-        with (out / "lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            throughput = {f"bs {each}": timed(bed, teacher, requests=each) for each in BATCHES}
+        torch.save({"chain": chain, "tree": teacher.seen}, out / f"{mode}-{rank}.pt")
+        throughput = measure(bed, teacher, mode, out) if variant.ranks == 1 else {}
     identity = getattr(runner, "overlay_identity", None)
     found = {
         "throughput": throughput,
@@ -349,7 +396,17 @@ def run(mode: str, out: Path) -> None:
         "graphs": runner.graph_runner is not None,
         "verify_path": identity.verify_path if identity else "stock",
     }
-    (out / f"{mode}.json").write_text(json.dumps(found))
+    (out / f"{mode}-{rank}.json").write_text(json.dumps(found))
+
+
+def measure(bed: Any, teacher: Teacher, mode: str, out: Path) -> dict[str, Any]:
+    """Return the throughput at every batch size, alone on the GPU."""
+    (out / f"{mode}.done").touch()
+    while len(list(out.glob("*.done"))) < len(MODES):
+        time.sleep(0.2)
+    with (out / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return {f"bs {each}": timed(bed, teacher, requests=each) for each in BATCHES}
 
 
 def distance(one: list[torch.Tensor], other: list[torch.Tensor]) -> dict[str, float]:
@@ -374,15 +431,37 @@ def divergences(
     }
 
 
-def compare(out: Path) -> dict[str, Any]:
+def version(name: str) -> str:
+    """Return an installed distribution's version."""
+    return importlib.metadata.version(name)
+
+
+def compare(out: Path, variant: Variant) -> dict[str, Any]:
     """Return the whole result, from what the servers left in ``out``."""
-    logits = {mode: torch.load(out / f"{mode}.pt") for mode in MODES}
+    logits, *others = (
+        {mode: torch.load(out / f"{mode}-{rank}.pt") for mode in MODES}
+        for rank in range(variant.ranks)
+    )
+    apart = [
+        distance(kept[kind], other[mode][kind])["max"]
+        for other in others
+        for mode, kept in logits.items()
+        for kind in ("chain", "tree")
+        if kept[kind]
+    ]
     chain = {mode: kept["chain"] for mode, kept in logits.items()}
     spread = distance(chain["flashmla"], chain["triton"])
     tree = {mode: logits[mode]["tree"] for mode in ("adapter", "triton")}
-    servers = {mode: json.loads((out / f"{mode}.json").read_text()) for mode in MODES}
+    servers = {mode: json.loads((out / f"{mode}-0.json").read_text()) for mode in MODES}
     return {
         "machine": torch.cuda.get_device_name(),
+        "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
+        "versions": {
+            name: version(name) for name in ("torch", "triton", "sglang", "sglang-kernel")
+        },
+        "kv_cache_dtype": variant.kv,
+        "ranks": variant.ranks,
+        "ranks_apart": max(apart, default=0.0),
         "context": CONTEXT,
         "nodes": NODES,
         "logits_std": float(torch.cat(chain["triton"]).std()),
@@ -409,10 +488,12 @@ def page(found: dict[str, Any]) -> str:
         ("adapter to Triton, random trees", found["tree"]["to_triton"], found["tree"]),
     ]
     lines = [
-        f"# The verify engine in the real engine, on one {found['machine']}",
+        f"# The verify engine in the real engine, on {found['ranks']} × {found['machine']}",
         "",
-        f"Context {found['context']}, {found['nodes']} nodes, CUDA graphs, bf16, teacher-forced; "
-        f"logits have a standard deviation of {found['logits_std']:.3f}.",
+        f"Context {found['context']}, {found['nodes']} nodes, CUDA graphs, bf16 with a KV cache of "
+        f"type {found['kv_cache_dtype']}, {found['ranks']} tensor-parallel ranks, teacher-forced; "
+        f"logits have a standard deviation of {found['logits_std']:.3f}, those of two ranks differ "
+        f"by {found['ranks_apart']:.4f} at most.",
         "",
         "| pair | max | rms | positions | other best token | not explained by the stock spread |",
         "|---|---|---|---|---|---|",
@@ -434,24 +515,48 @@ def page(found: dict[str, Any]) -> str:
         for batch, figures in server["throughput"].items()
     ]
     forced = found["servers"]["adapter"]
+    told = ", ".join(f"{name} {value}" for name, value in found["versions"].items())
+    lines += ["", f"{told}, {found['date']}."]
     lines += ["", f"Tree steps of the adapter: {forced['tree_steps']} of {forced['verify_steps']}."]
     return "\n".join(lines) + "\n"
 
 
-def main(out: Path) -> int:
+def free_port() -> int:
+    """Return a port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start(scratch: Path, out: Path, variant: Variant) -> dict[str, subprocess.Popen[bytes]]:
+    """Start every rank of every server, each with a log in ``out``."""
+    processes = {}
+    for mode, variables in MODES.items():
+        port = str(free_port())
+        for rank in range(variant.ranks):
+            command = [
+                sys.executable,
+                __file__,
+                str(scratch),
+                "--server",
+                mode,
+                "--rank",
+                str(rank),
+            ]
+            command += ["--port", port, "--kv", variant.kv, "--ranks", str(variant.ranks)]
+            with (out / f"{variant.name}-{mode}-{rank}.log").open("w") as log:
+                processes[f"{mode}-{rank}"] = subprocess.Popen(
+                    command, env=os.environ | variables, stdout=log, stderr=subprocess.STDOUT
+                )
+    return processes
+
+
+def main(out: Path, variant: Variant) -> int:
     """Run the servers side by side, compare, write; return 1 when one of them failed."""
     out.mkdir(parents=True, exist_ok=True)
     scratch = Path(os.environ.get("TMPDIR", "/tmp")) / f"verify-engine-{os.getpid()}"
     scratch.mkdir()
-    processes = {}
-    for mode, variables in MODES.items():
-        log = (out / f"{mode}.log").open("w")
-        processes[mode] = subprocess.Popen(
-            [sys.executable, __file__, "--server", mode, str(scratch)],
-            env=os.environ | variables,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
+    processes = start(scratch, out, variant)
     while any(each.poll() is None for each in processes.values()):
         failed = [mode for mode, each in processes.items() if each.poll() not in (None, 0)]
         if failed:
@@ -460,16 +565,31 @@ def main(out: Path) -> int:
             print(f"failed: {failed}; see the logs in {out}")
             return 1
         time.sleep(0.5)
-    found = compare(scratch)
-    (out / "verify-engine.json").write_text(json.dumps(found, indent=1) + "\n")
-    (out / "verify-engine.md").write_text(page(found))
+    found = compare(scratch, variant)
+    (out / f"{variant.name}.json").write_text(json.dumps(found, indent=1) + "\n")
+    (out / f"{variant.name}.md").write_text(page(found))
     print(page(found))
     return 0
 
 
+def read_options() -> argparse.Namespace:
+    """Return the command line's options."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--kv", default="auto", choices=("auto", "fp8_e4m3"))
+    parser.add_argument("--ranks", type=int, default=1, choices=(1, 2))
+    # What the program starts itself with.
+    parser.add_argument("--server", choices=tuple(MODES))
+    parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--port", type=int, default=0)
+    return parser.parse_args()
+
+
 if __name__ == "__main__":
-    if sys.argv[1] == "--server":
-        run(sys.argv[2], Path(sys.argv[3]))
-        # The scheduler leaves threads behind that would keep the process alive.
-        os._exit(0)
-    sys.exit(main(Path(sys.argv[1])))
+    options = read_options()
+    chosen = Variant(kv=options.kv, ranks=options.ranks)
+    if options.server is None:
+        sys.exit(main(options.out, chosen))
+    run(options.server, options.out, chosen, options.rank, options.port)
+    sys.stdout.flush()
+    os._exit(0)  # the scheduler leaves threads behind, and NCCL waits for its peers
