@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-import sys
+import gc
 
 from patcher import prerequisites
 
 prerequisites.demand()
+if __name__ == "__main__":
+    gc.disable()  # a run is over long before a collection would pay
 
 import click  # noqa: E402
 
@@ -109,4 +111,4 @@ def run() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run())
+    commandline.leave(run())

@@ -1,24 +1,25 @@
 """The verify engine in the real SGLang on a GPU: exactness under teacher forcing, and throughput.
 
-Three servers of one model, each a `Stepper` in a process of its own, with CUDA graphs:
+Servers of one model, each a `Stepper` in a process of its own, with CUDA graphs. ``MODES`` names
+them, ``SUITES`` says which are compared:
 
-- ``adapter``   FlashMLA through the overlay, every verify forced through the tree path
-- ``flashmla``  stock: FlashMLA's causal chain
-- ``triton``    stock: the masked Triton kernel
+- ``flashmla``  the overlay over FlashMLA, against FlashMLA's causal chain and stock Triton
+- ``triton``    the overlay on ``--attention-backend triton``, against the same two; and a model
+  with grouped-query attention against stock Triton, with no second stock backend at hand
 
-All verify the same tokens at the same contexts, whatever their logits say, so the logits can be
-compared position by position: chains on all three, random trees where a mask is honoured. How far
-the two stock backends are apart is the measure. With one rank each then decodes alone on the GPU,
-for its throughput.
+All servers of a model verify the same tokens at the same contexts, whatever their logits say, so
+the logits can be compared position by position: chains on all, random trees where a mask is
+honoured. How far the two stock backends are apart is the measure. With one rank each then decodes
+alone on the GPU, for its throughput.
 
-``python benchmarks/verify_engine_gpu.py OUT [--kv fp8_e4m3] [--ranks 2]`` on a host with SGLang,
-the overlay applied to it, and a Hopper GPU per rank; writes OUT/verify-engine….json and .md.
+``python benchmarks/verify_engine_gpu.py OUT [SUITE] [--kv fp8_e4m3] [--ranks 2]`` on a host with
+SGLang, the overlay applied to it, and a Hopper GPU per rank; writes OUT/verify-engine-SUITE….json
+and .md.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import fcntl
 import importlib.metadata
 import json
@@ -28,9 +29,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,12 +48,62 @@ from tests.support.engine.stepper import Stepper  # noqa: E402
 NODES, VOCABULARY, FIRST_TOKEN = 16, 4096, 17
 CONTEXT = 33_000
 CHAIN_STEPS, TREE_STEPS, TIMED_STEPS = 16, 16, 24
-BATCHES = (1, 4)
 STOCK = {"SGLANG_OVERLAY_DISABLE": "1"}
-MODES: dict[str, dict[str, str]] = {
-    "adapter": {"SGLANG_OVERLAY_FORCE_TREE": "1"},
-    "flashmla": STOCK,
-    "triton": STOCK,
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mode:
+    """One server: whether its model has MLA, its verify backend, and the overlay's switches."""
+
+    flashmla: bool = False
+    grouped: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_stock(self) -> bool:
+        """Whether SGLang verifies by itself."""
+        return self.variables == STOCK
+
+    @property
+    def honours_trees(self) -> bool:
+        """Whether a tree's mask is applied."""
+        return not (self.is_stock and self.flashmla)
+
+
+MODES = {
+    "adapter": Mode(flashmla=True, variables={"SGLANG_OVERLAY_FORCE_TREE": "1"}),
+    "flashmla": Mode(flashmla=True, variables=STOCK),
+    "triton": Mode(variables=STOCK),
+    "portable": Mode(),
+    "grouped": Mode(grouped=True),
+    "grouped-triton": Mode(grouped=True, variables=STOCK),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """What is compared: ``pairs`` of the overlay's server and stock's; batch sizes to time.
+
+    The first of ``pairs`` has ``other``, a second stock backend, to measure it by.
+    """
+
+    pairs: tuple[tuple[str, str], ...]
+    other: str
+    batches: tuple[int, ...]
+
+    @property
+    def modes(self) -> list[str]:
+        """Every server of the suite."""
+        return [*(mode for pair in self.pairs for mode in pair), self.other]
+
+
+SUITES = {
+    "flashmla": Suite(pairs=(("adapter", "triton"),), other="flashmla", batches=(1, 4)),
+    "triton": Suite(
+        pairs=(("portable", "triton"), ("grouped", "grouped-triton")),
+        other="flashmla",
+        batches=(1, 8),
+    ),
 }
 
 # SGLang's layers whose weights are a part of the whole on each tensor-parallel rank.
@@ -119,6 +170,16 @@ TARGET = {
     "num_nextn_predict_layers": 0,
     "pretraining_tp": 1,
 }
+GROUPED_TARGET = {
+    **_COMMON,
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "num_hidden_layers": 6,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "mlp_bias": False,
+}
 DRAFTER = {
     **_COMMON,
     "architectures": ["DFlashDraftModel"],
@@ -137,6 +198,7 @@ DRAFTER = {
 class Variant:
     """``kv`` is a value of --kv-cache-dtype; ``ranks`` of tensor parallelism, one GPU each."""
 
+    suite: str = "flashmla"
     kv: str = "auto"
     ranks: int = 1
 
@@ -144,12 +206,25 @@ class Variant:
     def name(self) -> str:
         """Return the stem of the result's files."""
         parts = [self.kv.partition("_")[0]] * (self.kv != "auto") + ["tp2"] * (self.ranks == 2)
-        return "-".join(["verify-engine", *parts])
+        return "-".join(["verify-engine", self.suite, *parts])
 
 
-def server_arguments(mode: str, folder: Path, variant: Variant, port: int) -> dict[str, Any]:
-    """Return keyword arguments for ``ServerArgs``; writes the model folders below ``folder``."""
-    for name, config in (("target", TARGET), ("drafter", DRAFTER)):
+ONE_GPU = Variant()
+
+
+def server_arguments(
+    mode: Mode,
+    batches: tuple[int, ...],
+    folder: Path,
+    variant: Variant = ONE_GPU,
+    port: int | None = None,
+) -> dict[str, Any]:
+    """Return keyword arguments for ``ServerArgs``; writes the model folders below ``folder``.
+
+    Several ranks need the same free ``port``.
+    """
+    target = GROUPED_TARGET if mode.grouped else TARGET
+    for name, config in (("target", target), ("drafter", DRAFTER)):
         (folder / name).mkdir(parents=True, exist_ok=True)
         (folder / name / "config.json").write_text(json.dumps(config))
     arguments: dict[str, Any] = {
@@ -162,10 +237,11 @@ def server_arguments(mode: str, folder: Path, variant: Variant, port: int) -> di
         "dtype": "bfloat16",
         "max_running_requests": 8,
         "chunked_prefill_size": 8192,
-        "max_total_tokens": 200_000,
-        "mem_fraction_static": 0.2,
-        "cuda_graph_bs": [1, 2, 4],
-        "cuda_graph_max_bs": 4,
+        "max_total_tokens": 300_000,
+        # Of what is free when a server starts beside the others; the pool's size is given above.
+        "mem_fraction_static": 0.4,
+        "cuda_graph_bs": sorted({2, *batches}),
+        "cuda_graph_max_bs": max(batches),
         "disable_piecewise_cuda_graph": True,
         "disable_overlap_schedule": True,
         "speculative_algorithm": "DFLASH",
@@ -181,7 +257,7 @@ def server_arguments(mode: str, folder: Path, variant: Variant, port: int) -> di
         arguments |= {"tp_size": variant.ranks, "nccl_port": port}
         # Its kernels are apart from verify; NCCL serves all servers alike.
         arguments |= {"disable_custom_all_reduce": True}
-    if mode == "triton":
+    if not mode.flashmla:
         return arguments | {"attention_backend": "triton"}
     # FlashMLA's own prefill is FlashInfer's, which is compiled at its first use for over a minute.
     return arguments | {
@@ -364,16 +440,18 @@ def timed(bed: Any, teacher: Teacher, *, requests: int) -> dict[str, float]:
     }
 
 
-def run(mode: str, out: Path, variant: Variant, rank: int, port: int) -> None:
+def run(name: str, out: Path, variant: Variant, rank: int, port: int) -> None:
     """Be one rank of a server: exactness at once, throughput when the others have come to an end.
 
     All ranks step by themselves: the teacher gives them the same tokens, so they schedule alike.
     """
     import sglang.srt.model_loader.loader as loader
 
+    mode = MODES[name]
     loader.initialize_dummy_weights = partial(fill_rank, rank=rank)
-    models = out / "models" / f"{mode}-{rank}"
-    bed = Stepper(server_arguments(mode, models, variant, port), rank=rank)
+    models = out / "models" / f"{name}-{rank}"
+    batches = SUITES[variant.suite].batches
+    bed = Stepper(server_arguments(mode, batches, models, variant, port), rank=rank)
     runner = bed.scheduler.tp_worker.model_runner
     verify = getattr(runner, "overlay_tree_verify", None)
     captured = verify.steps if verify else 0
@@ -382,12 +460,13 @@ def run(mode: str, out: Path, variant: Variant, rank: int, port: int) -> None:
         decode(bed, teacher, requests=1, steps=CHAIN_STEPS, context=CONTEXT)
         decode(bed, teacher, requests=2, steps=CHAIN_STEPS, context=CONTEXT)
         chain, teacher.seen = teacher.seen, []
-        if mode != "flashmla":
+        if mode.honours_trees:
             teacher.trees = True
             decode(bed, teacher, requests=1, steps=TREE_STEPS, context=CONTEXT)
-            decode(bed, teacher, requests=3, steps=TREE_STEPS, context=CONTEXT)
-        torch.save({"chain": chain, "tree": teacher.seen}, out / f"{mode}-{rank}.pt")
-        throughput = measure(bed, teacher, mode, out) if variant.ranks == 1 else {}
+            decode(bed, teacher, requests=2, steps=TREE_STEPS, context=CONTEXT)
+        torch.save({"chain": chain, "tree": teacher.seen}, out / f"{name}-{rank}.pt")
+        suite = SUITES[variant.suite]
+        throughput = measure(bed, teacher, name, suite, out) if variant.ranks == 1 else {}
     identity = getattr(runner, "overlay_identity", None)
     found = {
         "throughput": throughput,
@@ -396,17 +475,17 @@ def run(mode: str, out: Path, variant: Variant, rank: int, port: int) -> None:
         "graphs": runner.graph_runner is not None,
         "verify_path": identity.verify_path if identity else "stock",
     }
-    (out / f"{mode}-{rank}.json").write_text(json.dumps(found))
+    (out / f"{name}-{rank}.json").write_text(json.dumps(found))
 
 
-def measure(bed: Any, teacher: Teacher, mode: str, out: Path) -> dict[str, Any]:
+def measure(bed: Any, teacher: Teacher, name: str, suite: Suite, out: Path) -> dict[str, Any]:
     """Return the throughput at every batch size, alone on the GPU."""
-    (out / f"{mode}.done").touch()
-    while len(list(out.glob("*.done"))) < len(MODES):
+    (out / f"{name}.done").touch()
+    while len(list(out.glob("*.done"))) < len(suite.modes):
         time.sleep(0.2)
     with (out / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return {f"bs {each}": timed(bed, teacher, requests=each) for each in BATCHES}
+        return {f"bs {each}": timed(bed, teacher, requests=each) for each in suite.batches}
 
 
 def distance(one: list[torch.Tensor], other: list[torch.Tensor]) -> dict[str, float]:
@@ -431,15 +510,11 @@ def divergences(
     }
 
 
-def version(name: str) -> str:
-    """Return an installed distribution's version."""
-    return importlib.metadata.version(name)
-
-
 def compare(out: Path, variant: Variant) -> dict[str, Any]:
     """Return the whole result, from what the servers left in ``out``."""
+    suite = SUITES[variant.suite]
     logits, *others = (
-        {mode: torch.load(out / f"{mode}-{rank}.pt") for mode in MODES}
+        {mode: torch.load(out / f"{mode}-{rank}.pt") for mode in suite.modes}
         for rank in range(variant.ranks)
     )
     apart = [
@@ -449,75 +524,83 @@ def compare(out: Path, variant: Variant) -> dict[str, Any]:
         for kind in ("chain", "tree")
         if kept[kind]
     ]
-    chain = {mode: kept["chain"] for mode, kept in logits.items()}
-    spread = distance(chain["flashmla"], chain["triton"])
-    tree = {mode: logits[mode]["tree"] for mode in ("adapter", "triton")}
-    servers = {mode: json.loads((out / f"{mode}-0.json").read_text()) for mode in MODES}
+    _, stock = suite.pairs[0]
+    one, other = logits[suite.other]["chain"], logits[stock]["chain"]
+    spread = distance(one, other)
+    pairs = {}
+    for mine, theirs in suite.pairs:
+        # No second stock backend ran the grouped model: its differences are given, not judged.
+        judged = spread["max"] if not MODES[mine].grouped else float("inf")
+        for kind in ("chain", "tree"):
+            ours, stocks = logits[mine][kind], logits[theirs][kind]
+            pairs[f"{mine} to {theirs}, {kind}s"] = {
+                "distance": distance(ours, stocks),
+                "logits_std": float(torch.cat(stocks).std()),
+                "judged": not MODES[mine].grouped,
+                **divergences(ours, stocks, judged),
+            }
     return {
         "machine": torch.cuda.get_device_name(),
-        "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
         "versions": {
-            name: version(name) for name in ("torch", "triton", "sglang", "sglang-kernel")
+            name: importlib.metadata.version(name)
+            for name in ("torch", "triton", "sglang", "sglang-kernel")
         },
+        "date": time.strftime("%Y-%m-%d"),
         "kv_cache_dtype": variant.kv,
         "ranks": variant.ranks,
         "ranks_apart": max(apart, default=0.0),
         "context": CONTEXT,
         "nodes": NODES,
-        "logits_std": float(torch.cat(chain["triton"]).std()),
         "stock_spread": spread,
-        "stock_divergences": divergences(chain["flashmla"], chain["triton"], spread["max"]),
-        "chain": {
-            "to_triton": distance(chain["adapter"], chain["triton"]),
-            "to_flashmla": distance(chain["adapter"], chain["flashmla"]),
-            **divergences(chain["adapter"], chain["triton"], spread["max"]),
-        },
-        "tree": {
-            "to_triton": distance(tree["adapter"], tree["triton"]),
-            **divergences(tree["adapter"], tree["triton"], spread["max"]),
-        },
-        "servers": servers,
+        "stock_divergences": divergences(one, other, spread["max"]),
+        "stock_pair": f"{suite.other} to {stock}, chains",
+        "pairs": pairs,
+        "servers": {mode: json.loads((out / f"{mode}-0.json").read_text()) for mode in suite.modes},
     }
 
 
 def page(found: dict[str, Any]) -> str:
     """Return the result as a page for people."""
-    rows = [
-        ("two stock backends, chain", found["stock_spread"], found["stock_divergences"]),
-        ("adapter to Triton, chain", found["chain"]["to_triton"], found["chain"]),
-        ("adapter to Triton, random trees", found["tree"]["to_triton"], found["tree"]),
-    ]
+    stock = {
+        "distance": found["stock_spread"],
+        "judged": True,
+        **found["stock_divergences"],
+    }
+    rows = {f"stock: {found['stock_pair']}": stock, **found["pairs"]}
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     lines = [
         f"# The verify engine in the real engine, on {found['ranks']} × {found['machine']}",
         "",
-        f"Context {found['context']}, {found['nodes']} nodes, CUDA graphs, bf16 with a KV cache of "
-        f"type {found['kv_cache_dtype']}, {found['ranks']} tensor-parallel ranks, teacher-forced; "
-        f"logits have a standard deviation of {found['logits_std']:.3f}, those of two ranks differ "
-        f"by {found['ranks_apart']:.4f} at most.",
+        f"{found['date']}; {versions}. Context {found['context']}, {found['nodes']} nodes, CUDA "
+        f"graphs, bf16 with a KV cache of type {found['kv_cache_dtype']}, {found['ranks']} "
+        "tensor-parallel ranks, teacher-forced; logits of two ranks differ by "
+        f"{found['ranks_apart']:.4f} at most.",
         "",
         "| pair | max | rms | positions | other best token | not explained by the stock spread |",
         "|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {name} | {far['max']:.4f} | {far['rms']:.5f} | {counts['positions']} | "
-        f"{counts['other_token']} | {counts['unexplained']} |"
-        for name, far, counts in rows
+        f"| {name} | {row['distance']['max']:.4f} | {row['distance']['rms']:.5f} | "
+        f"{row['positions']} | {row['other_token']} | "
+        f"{row['unexplained'] if row['judged'] else 'not judged'} |"
+        for name, row in rows.items()
     ]
     lines += [
         "",
-        "| server | batch | tokens/s | step, ms | verify on the GPU, ms |",
-        "|---|---|---|---|---|",
+        "| server | verify path | batch | tokens/s | step, ms | verify on the GPU, ms |",
+        "|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {mode} | {batch} | {figures['tokens_per_second']:.0f} | {figures['step_ms']:.2f} | "
-        f"{figures['verify_ms']:.3f} |"
+        f"| {mode} | {server['verify_path']} | {batch} | {figures['tokens_per_second']:.0f} | "
+        f"{figures['step_ms']:.2f} | {figures['verify_ms']:.3f} |"
         for mode, server in found["servers"].items()
         for batch, figures in server["throughput"].items()
     ]
-    forced = found["servers"]["adapter"]
-    told = ", ".join(f"{name} {value}" for name, value in found["versions"].items())
-    lines += ["", f"{told}, {found['date']}."]
-    lines += ["", f"Tree steps of the adapter: {forced['tree_steps']} of {forced['verify_steps']}."]
+    counted = [
+        f"{mode}: {server['tree_steps']} of {server['verify_steps']}"
+        for mode, server in found["servers"].items()
+    ]
+    lines += ["", f"Steps that the overlay verified: {'; '.join(counted)}."]
     return "\n".join(lines) + "\n"
 
 
@@ -531,22 +614,16 @@ def free_port() -> int:
 def start(scratch: Path, out: Path, variant: Variant) -> dict[str, subprocess.Popen[bytes]]:
     """Start every rank of every server, each with a log in ``out``."""
     processes = {}
-    for mode, variables in MODES.items():
-        port = str(free_port())
+    for mode in SUITES[variant.suite].modes:
+        command = [sys.executable, __file__, str(scratch), variant.suite, "--server", mode]
+        command += ["--kv", variant.kv, "--ranks", str(variant.ranks), "--port", str(free_port())]
         for rank in range(variant.ranks):
-            command = [
-                sys.executable,
-                __file__,
-                str(scratch),
-                "--server",
-                mode,
-                "--rank",
-                str(rank),
-            ]
-            command += ["--port", port, "--kv", variant.kv, "--ranks", str(variant.ranks)]
             with (out / f"{variant.name}-{mode}-{rank}.log").open("w") as log:
                 processes[f"{mode}-{rank}"] = subprocess.Popen(
-                    command, env=os.environ | variables, stdout=log, stderr=subprocess.STDOUT
+                    [*command, "--rank", str(rank)],
+                    env={**os.environ, **MODES[mode].variables},
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
                 )
     return processes
 
@@ -576,6 +653,7 @@ def read_options() -> argparse.Namespace:
     """Return the command line's options."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
+    parser.add_argument("suite", nargs="?", default="flashmla", choices=tuple(SUITES))
     parser.add_argument("--kv", default="auto", choices=("auto", "fp8_e4m3"))
     parser.add_argument("--ranks", type=int, default=1, choices=(1, 2))
     # What the program starts itself with.
@@ -587,7 +665,7 @@ def read_options() -> argparse.Namespace:
 
 if __name__ == "__main__":
     options = read_options()
-    chosen = Variant(kv=options.kv, ranks=options.ranks)
+    chosen = Variant(suite=options.suite, kv=options.kv, ranks=options.ranks)
     if options.server is None:
         sys.exit(main(options.out, chosen))
     run(options.server, options.out, chosen, options.rank, options.port)

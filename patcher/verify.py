@@ -11,7 +11,6 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from patcher import checks, lock, source, state
@@ -20,7 +19,9 @@ from patcher.checks import Check, Expect, Scene, Status
 from patcher.errors import Fault, Refused, told
 from patcher.site import Site
 from patcher.source import Source
-from patcher.state import Survey, TreeState
+from patcher.state import Survey
+from patcher.states import TreeState
+from patcher.value import Value, plain, replace
 
 SCHEMA = 1
 SWITCH = "SGLANG_OVERLAY_DISABLE"
@@ -56,8 +57,7 @@ _HOST: Mapping[str, Callable[[Scene], Check]] = {
 OPTIONAL = ("import", "gpu", "pins", SELF_TEST)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
+class Request(Value):
     """What is to be verified.
 
     ``target`` is what `patcher.site.resolve` takes; ``expect`` what it is meant to be. A check in
@@ -75,13 +75,8 @@ class Request:
     server: str | None = None
     wait: float = 30.0
 
-    def __post_init__(self) -> None:
-        assert not self.require & self.skip, "a check cannot be both required and skipped"
-        assert self.require | self.skip <= set(OPTIONAL), "only an optional check can be either"
 
-
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Verdict(Value):
     """What was found. ``errors`` say why nothing could be judged; then there are no checks."""
 
     target: str
@@ -103,6 +98,8 @@ class Verdict:
 
 def verify(request: Request) -> Verdict:
     """Check the target. Never raises `Refused`: see ``errors``."""
+    assert not request.require & request.skip, "a check cannot be both required and skipped"
+    assert request.require | request.skip <= set(OPTIONAL), "only an optional check can be either"
     ours = source.locate()
     site = None
     try:
@@ -166,14 +163,14 @@ def to_json(verdict: Verdict) -> str:
         "expect": verdict.expect,
         "state": verdict.state,
         "checks": [_document(check) for check in verdict.checks],
-        "errors": [asdict(fault) for fault in verdict.errors],
+        "errors": [plain(fault) for fault in verdict.errors],
         "warnings": list(verdict.warnings),
     }
     return json.dumps(document, indent=2)
 
 
 def _document(check: Check) -> dict[str, Any]:
-    document = asdict(check)
+    document: dict[str, Any] = plain(check)
     if not check.rows:  # only the self-test has any
         del document["rows"]
     return document

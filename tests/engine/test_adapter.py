@@ -1,4 +1,4 @@
-"""Trees on FlashMLA through the overlay's adapter: real engine, real backend object."""
+"""Verify through the overlay's adapter, with each of its engines: real SGLang, real backends."""
 
 from __future__ import annotations
 
@@ -23,12 +23,31 @@ from tests.support.engine.workload import SMALL, STANDARD, Workload, generate, g
 pytestmark = pytest.mark.engine
 
 FORCED = ("SGLANG_OVERLAY_FORCE_TREE", "1")
+PORTABLE = ("SGLANG_OVERLAY_VERIFY_ENGINE", "portable")
 HYBRID: dict[str, Any] = {
     "attention": "flashinfer",
     "options": (
         ("decode_attention_backend", "flashmla"),
         ("speculative_attention_mode", "decode"),
     ),
+}
+
+
+def on_triton(page_size: int) -> dict[str, Any]:
+    """Return settings of a server that verifies on Triton, and prefills without its slow kernel."""
+    options = (
+        ("decode_attention_backend", "triton"),
+        ("speculative_attention_mode", "decode"),
+        ("page_size", page_size),
+    )
+    return {"attention": "flashinfer", "options": options}
+
+
+# Each way to verify through the adapter: the engine, and the settings of a server.
+WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "flashmla": ("flashmla", {"variables": (FORCED,)}),
+    "triton, page 1": ("portable", on_triton(1)),
+    "triton, page 64": ("portable", {**on_triton(64), "variables": (PORTABLE,)}),
 }
 
 
@@ -60,39 +79,53 @@ def drafted(launch: Launch, stock: Path, workload: Workload) -> tuple[Report, An
     return report, plain
 
 
-def check_forced(launch: Launch, stock: Path, workload: Workload) -> None:
+def check_chain(launch: Launch, stock: Path, workload: Workload, engine: str = "flashmla") -> None:
     report, plain = drafted(launch, stock, workload)
     (steps,) = report.steps
     assert tuple(map(tuple, report.result["tokens"])) == plain.tokens
     assert {count for step in steps for count in step.committed} == set(range(1, BLOCK + 1))
     assert report.result["steps"] == len(steps) > 0
     assert report.result["launches"] == len(steps) * TARGET_LAYERS
-    assert report.result["identity"]["verify_path"] == "flashmla-tree"
+    assert report.result["identity"]["verify_path"] == f"{engine}-tree"
     assert report.result["identity"]["tree_size"] == BLOCK
     assert {step.mask_elements for step in steps} == {0}
 
 
-def test_a_chain_forced_through_the_tree_path_gives_the_tokens_of_plain_decoding(
-    stock: Path, overlay: Path
+@pytest.mark.parametrize("way", WAYS)
+def test_a_chain_through_the_tree_path_gives_the_tokens_of_plain_decoding(
+    stock: Path, overlay: Path, way: str
 ) -> None:
-    check_forced(Launch(tree=overlay, variables=(FORCED,)), stock, SMALL)
+    engine, settings = WAYS[way]
+    check_chain(Launch(tree=overlay, **settings), stock, SMALL, engine)
 
 
 @pytest.mark.full
 def test_a_forced_chain_over_cached_pages_and_unequal_contexts(stock: Path, overlay: Path) -> None:
-    check_forced(Launch(tree=overlay, variables=(FORCED,)), stock, STANDARD)
+    check_chain(Launch(tree=overlay, variables=(FORCED,)), stock, STANDARD)
 
 
 @pytest.mark.full
 def test_a_hybrid_backend_verifies_through_its_flashmla_half(stock: Path, overlay: Path) -> None:
-    check_forced(Launch(tree=overlay, variables=(FORCED,), **HYBRID), stock, SMALL)
+    check_chain(Launch(tree=overlay, variables=(FORCED,), **HYBRID), stock, SMALL)
+
+
+@pytest.mark.full
+def test_triton_alone_and_a_hybrid_that_prefills_with_it(stock: Path, overlay: Path) -> None:
+    alone: dict[str, Any] = {"attention": "triton", "options": (("page_size", 1),)}
+    check_chain(Launch(tree=overlay, **alone), stock, SMALL, "portable")
+    prefill: dict[str, Any] = {
+        "attention": "triton",
+        "options": (("decode_attention_backend", "flashinfer"), ("page_size", 1)),
+    }
+    check_chain(Launch(tree=overlay, **prefill), stock, SMALL, "portable")
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("release", ["0.5.11", "0.5.12"])
 def test_the_other_releases(release: str) -> None:
-    launch = Launch(tree=trees.patched(release), variables=(FORCED,))
-    check_forced(launch, trees.tree(release), SMALL)
+    for engine, settings in WAYS.values():
+        launch = Launch(tree=trees.patched(release), **settings)
+        check_chain(launch, trees.tree(release), SMALL, engine)
 
 
 def test_the_kill_switch_beats_the_forced_tree(stock: Path, overlay: Path) -> None:
@@ -111,14 +144,24 @@ def test_without_the_switch_a_chain_stays_on_the_causal_kernel(stock: Path, over
     assert report.result["identity"]["verify_path"] == "causal"
 
 
-def test_a_forced_tree_without_flashmla_is_refused_at_start(overlay: Path) -> None:
-    launch = Launch(
-        tree=overlay, attention="triton", options=(("page_size", 1),), variables=(FORCED,)
-    )
+def test_flashmla_on_pages_of_one_is_refused_at_start_with_what_would_work(overlay: Path) -> None:
+    flashmla = ("SGLANG_OVERLAY_VERIFY_ENGINE", "flashmla")
+    launch = Launch(tree=overlay, **on_triton(1), variables=(flashmla,))
     with pytest.raises(EngineFailure) as failure:
         play(count_tree_steps, launch, rounds=SMALL.rounds, tokens=1)
-    assert "ImpossibleVerifyError: SGLANG_OVERLAY_FORCE_TREE asks for" in failure.value.log
-    assert "target verify runs on TritonAttnBackend" in failure.value.log
+    assert "ImpossibleVerifyError: SGLANG_OVERLAY_VERIFY_ENGINE asks for" in failure.value.log
+    assert "the page size is 1, and FlashMLA reads pages of 64" in failure.value.log
+    assert "SGLANG_OVERLAY_VERIFY_ENGINE=portable would work here" in failure.value.log
+
+
+def test_stock_by_switch_verifies_on_tritons_own_kernel(stock: Path, overlay: Path) -> None:
+    launch = Launch(
+        tree=overlay, **on_triton(1), variables=(("SGLANG_OVERLAY_VERIFY_ENGINE", "stock"),)
+    )
+    report, plain = drafted(launch, stock, SMALL)
+    assert tuple(map(tuple, report.result["tokens"])) == plain.tokens
+    assert (report.result["steps"], report.result["launches"]) == (0, 0)
+    assert report.result["identity"]["verify_path"] == "causal"
 
 
 # --- random trees: each node against a plain forward of its path
@@ -305,7 +348,7 @@ def grow_trees(bed: Any, prompts: list[list[int]]) -> dict[str, Any]:
 
 
 def drive_backend(bed: Any) -> dict[str, float]:
-    """Drive metadata and forward of the live ``FlashMLABackend``; return errors by way."""
+    """Drive metadata and forward of the live backend; return errors by way."""
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
     runner = bed.scheduler.tp_worker.model_runner
@@ -408,12 +451,13 @@ class BackendCase:
         """Place requests of these prefixes on shuffled pages, each with a random tree behind it."""
         self.lengths = lengths
         table = self.runner.req_to_token_pool.req_to_token
-        pages = (torch.randperm(60, generator=self.generator) + 1).tolist()
+        size = self.runner.server_args.page_size
+        pages = (torch.randperm(3800 // size, generator=self.generator) + 1).tolist()
         self.slots = []
         for row, length in enumerate(lengths):
-            count = -(-(length + BLOCK) // 64)
+            count = -(-(length + BLOCK) // size)
             own = torch.tensor([pages.pop() for _ in range(count)])
-            slots = (own[:, None] * 64 + torch.arange(64)).flatten()[: length + BLOCK]
+            slots = (own[:, None] * size + torch.arange(size)).flatten()[: length + BLOCK]
             table[row, : slots.numel()] = slots.int()
             self.slots.append(slots)
         keys = self.pool.get_key_buffer(self.layer.layer_id)
@@ -492,11 +536,12 @@ class BackendCase:
         return float((got - expected).abs().max())
 
 
-@pytest.fixture(scope="module")
-def trees_grown(overlay: Path) -> Report:
-    """One run of `grow_trees`, for the tests below."""
+@pytest.fixture(scope="module", params=WAYS)
+def trees_grown(request: pytest.FixtureRequest, overlay: Path) -> Report:
+    """One run of `grow_trees` for each way, for the tests below."""
+    _, settings = WAYS[request.param]
     prompts = [list(STANDARD.prompts[0][:70]), list(STANDARD.prompts[3])]
-    return play(grow_trees, Launch(tree=overlay, variables=(FORCED,)), prompts=prompts)
+    return play(grow_trees, Launch(tree=overlay, **settings), prompts=prompts)
 
 
 TOLERANCE = 1e-4

@@ -75,3 +75,34 @@ def tree_attention(
                 weights = torch.exp(scores - lse[token, head])  # [rows]
                 out[token, head] = weights @ keys[:, :LATENT_DIM]  # [512]
     return out, lse
+
+
+def grouped_tree_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    prefix_slots: Sequence[torch.Tensor],
+    tree_slots: torch.Tensor,
+    masks: Sequence[torch.Tensor],
+    softmax_scale: float,
+) -> torch.Tensor:
+    """Return what `tree_attention` does, for keys and values apart: [tokens, heads, value_dim].
+
+    ``query`` [requests × nodes, heads, key_dim], ``keys`` [slots, kv heads, key_dim], ``values``
+    [slots, kv heads, value_dim]; query head h reads KV head h // (heads / kv heads) (Ainslie et
+    al., arXiv 2305.13245). Result in float64.
+    """
+    requests, nodes = tree_slots.shape
+    heads, group = query.shape[1], query.shape[1] // keys.shape[1]
+    out = torch.zeros(requests * nodes, heads, values.shape[-1], dtype=torch.float64)
+    for request in range(requests):
+        for node in range(nodes):
+            own = tree_slots[request][masks[request][node]]  # [ancestors]
+            slots = torch.cat([prefix_slots[request].long(), own.long()])  # [rows]
+            token = request * nodes + node
+            for head in range(heads):
+                rows = keys[slots, head // group].double()  # [rows, key_dim]
+                scores = rows @ query[token, head].double() * softmax_scale  # [rows]
+                weights = torch.softmax(scores, dim=0)
+                out[token, head] = weights @ values[slots, head // group].double()
+    return out

@@ -45,6 +45,17 @@ class Server:
         with urllib.request.urlopen(request, timeout=120) as answer:
             return json.loads(answer.read())
 
+    def stream(self, path: str, body: dict[str, Any]) -> list[Any]:
+        """Send ``body`` as JSON and return every event of the answer, decoded."""
+        request = urllib.request.Request(
+            self.url + path,
+            data=json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            lines = [line.removeprefix(b"data: ") for line in answer if line.startswith(b"data: ")]
+        return [json.loads(line) for line in lines if b"[DONE]" not in line]
+
     def is_serving(self) -> bool:
         """Say whether the server answers that it is healthy."""
         try:
@@ -75,7 +86,7 @@ class Server:
 @contextmanager
 def started(launch: Launch, *, known: Known = ()) -> Iterator[Server]:
     """Start the server and end it afterwards; whether it serves is the caller's question."""
-    port = _free_port()
+    port = free_port()
     with run_folder() as folder:
         environment = launch.environment() | Orders(record=folder, known=known).environment()
         with running(launch.command(port), environment, folder) as process:
@@ -92,7 +103,7 @@ def serving(launch: Launch, *, known: Known = ()) -> Iterator[Server]:
         yield server
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Return a free port below 55536: SGLang derives its gRPC port by adding 10000."""
     while True:
         with socket.socket() as probe:
