@@ -295,8 +295,8 @@ class Fleet:
         path.write_text("\n".join(lines) + "\n")
         return path
 
-    def tool(self, *words: str, **changes: object) -> Ended:
-        """Run ``fleet COMMAND`` on the hosts."""
+    def tool(self, *words: str, seconds: float = 400, **changes: object) -> Ended:
+        """Run ``fleet COMMAND`` on the hosts, for up to ``seconds``."""
         done = subprocess.run(
             [sys.executable, str(COLLECTIONS), words[0], "--hosts", str(self.hosts_file(**changes))]
             + [*words[1:]],
@@ -305,7 +305,7 @@ class Fleet:
             capture_output=True,
             text=True,
             check=False,
-            timeout=400,
+            timeout=seconds,
         )
         return Ended(code=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
