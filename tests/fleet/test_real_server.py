@@ -123,14 +123,14 @@ def test_a_real_server_is_gated_rolled_back_and_rolled_out(fleet: Fleet) -> None
     before = host.look(folder_times=False)
 
     (host.root / "broken").touch()  # with the overlay, it answers with other tokens
-    failed = fleet.tool("apply", seconds=3 * _LIMIT, ready_limit=_LIMIT)
+    failed = fleet.tool("apply", ready_limit=_LIMIT)
     assert failed.code == 1, failed.told
     assert "answers are what stock SGLang says" in failed.stdout, failed.told
     assert "rolled back" in failed.stdout
     assert_identical(before, host.look(folder_times=False), "h1")
 
     (host.root / "broken").unlink()
-    done = fleet.tool("apply", seconds=3 * _LIMIT, ready_limit=_LIMIT)
+    done = fleet.tool("apply", ready_limit=_LIMIT)
     assert done.code == 0, done.told
     assert fleet.states() == {"h1": "patched"}
     status = fleet.tool("status")
