@@ -1,31 +1,34 @@
 """The verify engine in the real SGLang on a GPU: exactness under teacher forcing, and throughput.
 
-Three servers of one model, each a `Stepper` in a process of its own, with CUDA graphs:
+Servers of one model, each a `Stepper` in a process of its own, with CUDA graphs. ``MODES`` names
+them, ``SUITES`` says which are compared:
 
-- ``adapter``   FlashMLA through the overlay, every verify forced through the tree path
-- ``flashmla``  stock: FlashMLA's causal chain
-- ``triton``    stock: the masked Triton kernel
+- ``flashmla``  the overlay over FlashMLA, against FlashMLA's causal chain and stock Triton
+- ``triton``    the overlay on ``--attention-backend triton``, against the same two; and a model
+  with grouped-query attention against stock Triton, with no second stock backend at hand
 
-All verify the same tokens at the same contexts, whatever their logits say, so the logits can be
-compared position by position: chains on all three, random trees where a mask is honoured. How far
-the two stock backends are apart is the measure. Then each decodes alone on the GPU, for its
-throughput.
+All servers of a model verify the same tokens at the same contexts, whatever their logits say, so
+the logits can be compared position by position: chains on all, random trees where a mask is
+honoured. How far the two stock backends are apart is the measure. Then each decodes alone on the
+GPU, for its throughput.
 
-``python benchmarks/verify_engine_gpu.py OUT`` on a host with SGLang, the overlay applied to it, and
-a Hopper GPU; writes OUT/verify-engine.json and OUT/verify-engine.md.
+``python benchmarks/verify_engine_gpu.py OUT [SUITE]`` on a host with SGLang, the overlay applied to
+it, and a Hopper GPU; writes OUT/verify-engine-SUITE.json and OUT/verify-engine-SUITE.md.
 """
 
 from __future__ import annotations
 
 import fcntl
+import importlib.metadata
 import json
 import os
 import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -41,12 +44,62 @@ from tests.support.engine.stepper import Stepper  # noqa: E402
 NODES, VOCABULARY, FIRST_TOKEN = 16, 4096, 17
 CONTEXT = 33_000
 CHAIN_STEPS, TREE_STEPS, TIMED_STEPS = 16, 16, 24
-BATCHES = (1, 4)
 STOCK = {"SGLANG_OVERLAY_DISABLE": "1"}
-MODES: dict[str, dict[str, str]] = {
-    "adapter": {"SGLANG_OVERLAY_FORCE_TREE": "1"},
-    "flashmla": STOCK,
-    "triton": STOCK,
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mode:
+    """One server: whether its model has MLA, its verify backend, and the overlay's switches."""
+
+    flashmla: bool = False
+    grouped: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_stock(self) -> bool:
+        """Whether SGLang verifies by itself."""
+        return self.variables == STOCK
+
+    @property
+    def honours_trees(self) -> bool:
+        """Whether a tree's mask is applied."""
+        return not (self.is_stock and self.flashmla)
+
+
+MODES = {
+    "adapter": Mode(flashmla=True, variables={"SGLANG_OVERLAY_FORCE_TREE": "1"}),
+    "flashmla": Mode(flashmla=True, variables=STOCK),
+    "triton": Mode(variables=STOCK),
+    "portable": Mode(),
+    "grouped": Mode(grouped=True),
+    "grouped-triton": Mode(grouped=True, variables=STOCK),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """What is compared: ``pairs`` of the overlay's server and stock's; batch sizes to time.
+
+    The first of ``pairs`` has ``other``, a second stock backend, to measure it by.
+    """
+
+    pairs: tuple[tuple[str, str], ...]
+    other: str
+    batches: tuple[int, ...]
+
+    @property
+    def modes(self) -> list[str]:
+        """Every server of the suite."""
+        return [*(mode for pair in self.pairs for mode in pair), self.other]
+
+
+SUITES = {
+    "flashmla": Suite(pairs=(("adapter", "triton"),), other="flashmla", batches=(1, 4)),
+    "triton": Suite(
+        pairs=(("portable", "triton"), ("grouped", "grouped-triton")),
+        other="flashmla",
+        batches=(1, 8),
+    ),
 }
 
 _ROPE = {
@@ -103,6 +156,16 @@ TARGET = {
     "num_nextn_predict_layers": 0,
     "pretraining_tp": 1,
 }
+GROUPED_TARGET = {
+    **_COMMON,
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "num_hidden_layers": 6,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "mlp_bias": False,
+}
 DRAFTER = {
     **_COMMON,
     "architectures": ["DFlashDraftModel"],
@@ -117,9 +180,10 @@ DRAFTER = {
 }
 
 
-def server_arguments(mode: str, folder: Path) -> dict[str, Any]:
+def server_arguments(mode: Mode, batches: tuple[int, ...], folder: Path) -> dict[str, Any]:
     """Return keyword arguments for ``ServerArgs``; writes the model folders below ``folder``."""
-    for name, config in (("target", TARGET), ("drafter", DRAFTER)):
+    target = GROUPED_TARGET if mode.grouped else TARGET
+    for name, config in (("target", target), ("drafter", DRAFTER)):
         (folder / name).mkdir(parents=True, exist_ok=True)
         (folder / name / "config.json").write_text(json.dumps(config))
     arguments: dict[str, Any] = {
@@ -132,10 +196,11 @@ def server_arguments(mode: str, folder: Path) -> dict[str, Any]:
         "dtype": "bfloat16",
         "max_running_requests": 8,
         "chunked_prefill_size": 8192,
-        "max_total_tokens": 200_000,
-        "mem_fraction_static": 0.2,
-        "cuda_graph_bs": [1, 2, 4],
-        "cuda_graph_max_bs": 4,
+        "max_total_tokens": 300_000,
+        # Of what is free when a server starts beside the others; the pool's size is given above.
+        "mem_fraction_static": 0.4,
+        "cuda_graph_bs": sorted({2, *batches}),
+        "cuda_graph_max_bs": max(batches),
         "disable_piecewise_cuda_graph": True,
         "disable_overlap_schedule": True,
         "speculative_algorithm": "DFLASH",
@@ -146,7 +211,7 @@ def server_arguments(mode: str, folder: Path) -> dict[str, Any]:
         "watchdog_timeout": 1200,
         "log_level": "info",
     }
-    if mode == "triton":
+    if not mode.flashmla:
         return arguments | {"attention_backend": "triton"}
     # FlashMLA's own prefill is FlashInfer's, which is compiled at its first use for over a minute.
     return arguments | {
@@ -316,12 +381,13 @@ def timed(bed: Any, teacher: Teacher, *, requests: int) -> dict[str, float]:
     }
 
 
-def run(mode: str, out: Path) -> None:
+def run(name: str, suite: Suite, out: Path) -> None:
     """Be one server: exactness at once, throughput when the others have come to an end."""
     import sglang.srt.model_loader.loader as loader
 
+    mode = MODES[name]
     loader.initialize_dummy_weights = weights.fill
-    bed = Stepper(server_arguments(mode, out / "models" / mode))
+    bed = Stepper(server_arguments(mode, suite.batches, out / "models" / name))
     runner = bed.scheduler.tp_worker.model_runner
     verify = getattr(runner, "overlay_tree_verify", None)
     captured = verify.steps if verify else 0
@@ -330,17 +396,19 @@ def run(mode: str, out: Path) -> None:
         decode(bed, teacher, requests=1, steps=CHAIN_STEPS, context=CONTEXT)
         decode(bed, teacher, requests=2, steps=CHAIN_STEPS, context=CONTEXT)
         chain, teacher.seen = teacher.seen, []
-        if mode != "flashmla":
+        if mode.honours_trees:
             teacher.trees = True
             decode(bed, teacher, requests=1, steps=TREE_STEPS, context=CONTEXT)
-            decode(bed, teacher, requests=3, steps=TREE_STEPS, context=CONTEXT)
-        torch.save({"chain": chain, "tree": teacher.seen}, out / f"{mode}.pt")
-        (out / f"{mode}.done").touch()
-        while len(list(out.glob("*.done"))) < len(MODES):
+            decode(bed, teacher, requests=2, steps=TREE_STEPS, context=CONTEXT)
+        torch.save({"chain": chain, "tree": teacher.seen}, out / f"{name}.pt")
+        (out / f"{name}.done").touch()
+        while len(list(out.glob("*.done"))) < len(suite.modes):
             time.sleep(0.2)
         with (out / "lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            throughput = {f"bs {each}": timed(bed, teacher, requests=each) for each in BATCHES}
+            throughput = {
+                f"bs {each}": timed(bed, teacher, requests=each) for each in suite.batches
+            }
     identity = getattr(runner, "overlay_identity", None)
     found = {
         "throughput": throughput,
@@ -349,7 +417,7 @@ def run(mode: str, out: Path) -> None:
         "graphs": runner.graph_runner is not None,
         "verify_path": identity.verify_path if identity else "stock",
     }
-    (out / f"{mode}.json").write_text(json.dumps(found))
+    (out / f"{name}.json").write_text(json.dumps(found))
 
 
 def distance(one: list[torch.Tensor], other: list[torch.Tensor]) -> dict[str, float]:
@@ -374,81 +442,96 @@ def divergences(
     }
 
 
-def compare(out: Path) -> dict[str, Any]:
+def compare(suite: Suite, out: Path) -> dict[str, Any]:
     """Return the whole result, from what the servers left in ``out``."""
-    logits = {mode: torch.load(out / f"{mode}.pt") for mode in MODES}
-    chain = {mode: kept["chain"] for mode, kept in logits.items()}
-    spread = distance(chain["flashmla"], chain["triton"])
-    tree = {mode: logits[mode]["tree"] for mode in ("adapter", "triton")}
-    servers = {mode: json.loads((out / f"{mode}.json").read_text()) for mode in MODES}
+    logits = {mode: torch.load(out / f"{mode}.pt") for mode in suite.modes}
+    _, stock = suite.pairs[0]
+    one, other = logits[suite.other]["chain"], logits[stock]["chain"]
+    spread = distance(one, other)
+    pairs = {}
+    for mine, theirs in suite.pairs:
+        # No second stock backend ran the grouped model: its differences are given, not judged.
+        judged = spread["max"] if not MODES[mine].grouped else float("inf")
+        for kind in ("chain", "tree"):
+            ours, stocks = logits[mine][kind], logits[theirs][kind]
+            pairs[f"{mine} to {theirs}, {kind}s"] = {
+                "distance": distance(ours, stocks),
+                "logits_std": float(torch.cat(stocks).std()),
+                "judged": not MODES[mine].grouped,
+                **divergences(ours, stocks, judged),
+            }
     return {
         "machine": torch.cuda.get_device_name(),
+        "versions": {
+            name: importlib.metadata.version(name)
+            for name in ("torch", "triton", "sglang", "sglang-kernel")
+        },
+        "date": time.strftime("%Y-%m-%d"),
         "context": CONTEXT,
         "nodes": NODES,
-        "logits_std": float(torch.cat(chain["triton"]).std()),
         "stock_spread": spread,
-        "stock_divergences": divergences(chain["flashmla"], chain["triton"], spread["max"]),
-        "chain": {
-            "to_triton": distance(chain["adapter"], chain["triton"]),
-            "to_flashmla": distance(chain["adapter"], chain["flashmla"]),
-            **divergences(chain["adapter"], chain["triton"], spread["max"]),
-        },
-        "tree": {
-            "to_triton": distance(tree["adapter"], tree["triton"]),
-            **divergences(tree["adapter"], tree["triton"], spread["max"]),
-        },
-        "servers": servers,
+        "stock_divergences": divergences(one, other, spread["max"]),
+        "stock_pair": f"{suite.other} to {stock}, chains",
+        "pairs": pairs,
+        "servers": {mode: json.loads((out / f"{mode}.json").read_text()) for mode in suite.modes},
     }
 
 
 def page(found: dict[str, Any]) -> str:
     """Return the result as a page for people."""
-    rows = [
-        ("two stock backends, chain", found["stock_spread"], found["stock_divergences"]),
-        ("adapter to Triton, chain", found["chain"]["to_triton"], found["chain"]),
-        ("adapter to Triton, random trees", found["tree"]["to_triton"], found["tree"]),
-    ]
+    stock = {
+        "distance": found["stock_spread"],
+        "judged": True,
+        **found["stock_divergences"],
+    }
+    rows = {f"stock: {found['stock_pair']}": stock, **found["pairs"]}
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     lines = [
         f"# The verify engine in the real engine, on one {found['machine']}",
         "",
-        f"Context {found['context']}, {found['nodes']} nodes, CUDA graphs, bf16, teacher-forced; "
-        f"logits have a standard deviation of {found['logits_std']:.3f}.",
+        f"{found['date']}; {versions}. Context {found['context']}, {found['nodes']} nodes, CUDA "
+        "graphs, bf16, teacher-forced.",
         "",
         "| pair | max | rms | positions | other best token | not explained by the stock spread |",
         "|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {name} | {far['max']:.4f} | {far['rms']:.5f} | {counts['positions']} | "
-        f"{counts['other_token']} | {counts['unexplained']} |"
-        for name, far, counts in rows
+        f"| {name} | {row['distance']['max']:.4f} | {row['distance']['rms']:.5f} | "
+        f"{row['positions']} | {row['other_token']} | "
+        f"{row['unexplained'] if row['judged'] else 'not judged'} |"
+        for name, row in rows.items()
     ]
     lines += [
         "",
-        "| server | batch | tokens/s | step, ms | verify on the GPU, ms |",
-        "|---|---|---|---|---|",
+        "| server | verify path | batch | tokens/s | step, ms | verify on the GPU, ms |",
+        "|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {mode} | {batch} | {figures['tokens_per_second']:.0f} | {figures['step_ms']:.2f} | "
-        f"{figures['verify_ms']:.3f} |"
+        f"| {mode} | {server['verify_path']} | {batch} | {figures['tokens_per_second']:.0f} | "
+        f"{figures['step_ms']:.2f} | {figures['verify_ms']:.3f} |"
         for mode, server in found["servers"].items()
         for batch, figures in server["throughput"].items()
     ]
-    forced = found["servers"]["adapter"]
-    lines += ["", f"Tree steps of the adapter: {forced['tree_steps']} of {forced['verify_steps']}."]
+    counted = [
+        f"{mode}: {server['tree_steps']} of {server['verify_steps']}"
+        for mode, server in found["servers"].items()
+    ]
+    lines += ["", f"Steps that the overlay verified: {'; '.join(counted)}."]
     return "\n".join(lines) + "\n"
 
 
-def main(out: Path) -> int:
+def main(out: Path, name: str) -> int:
     """Run the servers side by side, compare, write; return 1 when one of them failed."""
+    suite = SUITES[name]
     out.mkdir(parents=True, exist_ok=True)
     scratch = Path(os.environ.get("TMPDIR", "/tmp")) / f"verify-engine-{os.getpid()}"
     scratch.mkdir()
     processes = {}
-    for mode, variables in MODES.items():
+    for mode in suite.modes:
         log = (out / f"{mode}.log").open("w")
         processes[mode] = subprocess.Popen(
-            [sys.executable, __file__, "--server", mode, str(scratch)],
-            env=os.environ | variables,
+            [sys.executable, __file__, "--server", mode, name, str(scratch)],
+            env={**os.environ, **MODES[mode].variables},
             stdout=log,
             stderr=subprocess.STDOUT,
         )
@@ -460,16 +543,16 @@ def main(out: Path) -> int:
             print(f"failed: {failed}; see the logs in {out}")
             return 1
         time.sleep(0.5)
-    found = compare(scratch)
-    (out / "verify-engine.json").write_text(json.dumps(found, indent=1) + "\n")
-    (out / "verify-engine.md").write_text(page(found))
+    found = compare(suite, scratch)
+    (out / f"verify-engine-{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+    (out / f"verify-engine-{name}.md").write_text(page(found))
     print(page(found))
     return 0
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "--server":
-        run(sys.argv[2], Path(sys.argv[3]))
+        run(sys.argv[2], SUITES[sys.argv[3]], Path(sys.argv[4]))
         # The scheduler leaves threads behind that would keep the process alive.
         os._exit(0)
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "flashmla"))

@@ -11,9 +11,10 @@ import re
 import shlex
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from patcher import bytecode, processes, receipt, record
 from patcher.receipt import PACKAGE, STAGING
@@ -45,12 +46,16 @@ class Expect(str, Enum):
 
 
 class Check(Value):
-    """One check and how it came out; ``hint`` says what the reader can do."""
+    """One check and how it came out; ``hint`` says what the reader can do.
+
+    ``rows`` are the self-test's, of the JSON form's keys.
+    """
 
     name: str
     status: Status
     message: str
     hint: str = ""
+    rows: tuple[Mapping[str, Any], ...] = ()
 
 
 class Scene(Value):

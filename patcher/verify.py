@@ -11,6 +11,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from patcher import checks, lock, source, state
 from patcher import site as sites
@@ -24,12 +25,19 @@ from patcher.value import Value, plain, replace
 
 SCHEMA = 1
 SWITCH = "SGLANG_OVERLAY_DISABLE"
+SELF_TEST = "self-test"
 
 
 def _check_import(scene: Scene) -> Check:
     from patcher import trial  # starts processes, and is often left out
 
     return trial.check_import(scene)
+
+
+def _check_self_test(scene: Scene) -> Check:
+    from patcher import self_test  # seldom asked for
+
+    return self_test.check_self_test(scene)
 
 
 _TREE: Mapping[str, Callable[[Scene], Check]] = {
@@ -43,9 +51,10 @@ _HOST: Mapping[str, Callable[[Scene], Check]] = {
     "import": _check_import,
     "gpu": checks.check_gpu,
     "processes": checks.check_processes,
+    SELF_TEST: _check_self_test,
 }
 # The checks that depend on the machine: they may be left out, or insisted on.
-OPTIONAL = ("import", "gpu", "pins")
+OPTIONAL = ("import", "gpu", "pins", SELF_TEST)
 
 
 class Request(Value):
@@ -53,14 +62,16 @@ class Request(Value):
 
     ``target`` is what `patcher.site.resolve` takes; ``expect`` what it is meant to be. A check in
     ``require`` fails where it would be skipped; one in ``skip`` is not run. Both hold names of
-    `OPTIONAL` and have none in common. ``server`` is the address of a running server to compare
-    with the tree. ``wait`` is the seconds to wait for a run that changes the target.
+    `OPTIONAL` and have none in common. The self-test runs where ``self_test`` asks for it, or
+    ``require``. ``server`` is the address of a running server to compare with the tree. ``wait`` is
+    the seconds to wait for a run that changes the target.
     """
 
     target: str | None = None
     expect: Expect = Expect.PATCHED
     require: frozenset[str] = frozenset()
     skip: frozenset[str] = frozenset()
+    self_test: bool = False
     server: str | None = None
     wait: float = 30.0
 
@@ -97,7 +108,12 @@ def verify(request: Request) -> Verdict:
             scene = Scene(survey=state.survey(site, ours), expect=request.expect)
             tree_state = scene.survey.state
             found = [_run(name, check, scene, request) for name, check in _TREE.items()]
-        found += [_run(name, check, scene, request) for name, check in _HOST.items()]
+        asked = request.self_test or SELF_TEST in request.require
+        found += [
+            _run(name, check, scene, request)
+            for name, check in _HOST.items()
+            if asked or name != SELF_TEST
+        ]
         if request.server is not None:
             from patcher import live  # costs more to import than all other checks to run
 
@@ -146,11 +162,18 @@ def to_json(verdict: Verdict) -> str:
         "overlay_version": verdict.overlay_version,
         "expect": verdict.expect,
         "state": verdict.state,
-        "checks": [plain(check) for check in verdict.checks],
+        "checks": [_document(check) for check in verdict.checks],
         "errors": [plain(fault) for fault in verdict.errors],
         "warnings": list(verdict.warnings),
     }
     return json.dumps(document, indent=2)
+
+
+def _document(check: Check) -> dict[str, Any]:
+    document: dict[str, Any] = plain(check)
+    if not check.rows:  # only the self-test has any
+        del document["rows"]
+    return document
 
 
 def to_text(verdict: Verdict) -> str:
@@ -159,6 +182,10 @@ def to_text(verdict: Verdict) -> str:
     for check in verdict.checks:
         lines.append(f"  {_word(check.status):8} {check.name:10} {check.message}")
         lines += [f"  {'':8} {'':10} → {check.hint}"] if check.hint else []
+        if check.rows:
+            from patcher import self_test
+
+            lines += [f"    {line}" for line in self_test.table(check.rows)]
     return "\n".join([*lines, _summary(verdict)])
 
 

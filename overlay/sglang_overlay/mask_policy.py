@@ -42,7 +42,8 @@ class Condition(Enum):
     FA4 = "FlashAttention 4"
     UNIFIED_VERIFY = "aiter unified attention in verify"
     BIDIRECTIONAL_EXTEND = "bidirectional attention in extend"
-    TREE_ADAPTER = "the overlay's tree adapter runs"
+    COUNTS_ROWS = "a window or temperature by position"
+    TREE_ADAPTER = "the overlay verifies"
 
 
 class Kind(Enum):
@@ -59,7 +60,8 @@ class Kind(Enum):
 class Traits:
     """The facts that the conditions test. None means: not known yet.
 
-    ``tree_adapter``: the overlay verifies trees itself on the server's FlashMLA backend.
+    ``counts_rows``: some layer needs a query's position in its request, known once the model is.
+    ``tree_adapter``: the overlay verifies itself on the server's backend.
     """
 
     topk: int | None = None
@@ -68,6 +70,7 @@ class Traits:
     fa_version: int | None = None
     unified_verify: bool | None = None
     bidirectional_extend: bool | None = None
+    counts_rows: bool = False
     tree_adapter: bool = False
 
 
@@ -206,6 +209,8 @@ def holds(condition: Condition, traits: Traits) -> bool | None:
         return None if traits.fa_version is None else traits.fa_version == 4
     if condition is Condition.UNIFIED_VERIFY:
         return traits.unified_verify
+    if condition is Condition.COUNTS_ROWS:
+        return traits.counts_rows
     if condition is Condition.TREE_ADAPTER:
         return traits.tree_adapter
     return traits.bidirectional_extend
@@ -299,8 +304,8 @@ def refusal_message(verdict: Verdict, *, chosen_by: str, able: Iterable[str]) ->
     return (
         f"{verdict.drafts} was asked for, but target verify runs on {unable.class_name} "
         f"({chosen_by}), which {fault}: {unable.because}. {works} "
-        "Choose one of these, or make the drafts a chain (--speculative-eagle-topk 1, or "
-        "--speculative-ngram-max-bfs-breadth 1). "
+        "Choose one of these, or make the drafts a chain (--speculative-eagle-topk 1, "
+        "--speculative-ngram-max-bfs-breadth 1, or DFLASH in place of DDTREE). "
         f"{switches.ALLOW_DROPPED_MASK}=1 starts the server all the same; its output is then not "
         "the target model's."
     )

@@ -32,6 +32,12 @@ def _no_verify(because: str) -> tuple[Case, ...]:
     return (Case(chain=Chain.FAILS, tree=Tree.FAILS, because=because),)
 
 
+_ADAPTER = Case(
+    when=(Condition.TREE_ADAPTER,),
+    chain=Chain.CAUSAL,
+    tree=Tree.HONOURED,
+    because="the overlay attends to the prefix unmasked and masks the tree in its own kernel",
+)
 _CASCADE_MISREADS = Case(
     when=(Condition.TOPK_ABOVE_ONE, Condition.MLA, Condition.PAGE_ABOVE_ONE),
     chain=Chain.CAUSAL,
@@ -86,6 +92,13 @@ ROWS: tuple[Row, ...] = (
         module=f"{_ATTENTION}.triton_backend",
         releases=_ALL,
         cases=(
+            _ADAPTER,
+            Case(
+                when=(Condition.COUNTS_ROWS,),
+                chain=Chain.CAUSAL,
+                tree=Tree.MISREAD,
+                because="its kernel takes a draft token's row for its position: wrong in a tree",
+            ),
             Case(
                 when=(Condition.BIDIRECTIONAL_EXTEND,),
                 chain=Chain.MASK,
@@ -128,12 +141,7 @@ ROWS: tuple[Row, ...] = (
         module=f"{_ATTENTION}.flashmla_backend",
         releases=_ALL,
         cases=(
-            Case(
-                when=(Condition.TREE_ADAPTER,),
-                chain=Chain.CAUSAL,
-                tree=Tree.HONOURED,
-                because="the overlay attends to the prefix with it and masks the tree itself",
-            ),
+            _ADAPTER,
             *_causal_only("it never reads the mask and calls the kernel with causal=True"),
         ),
     ),

@@ -4,8 +4,9 @@
 ``SGLANG_OVERLAY_DISABLE``             ``1``: every hook returns SGLang's own function, unchanged
 ``SGLANG_OVERLAY_ALLOW_DROPPED_MASK``  ``1``: a server whose verify would drop a draft tree's mask
                                        starts all the same, with a warning in the log
-``SGLANG_OVERLAY_VERIFY_ENGINE``       ``stock``: the overlay verifies nothing itself; ``flashmla``:
-                                       a server where it could not is refused; unset: where it can
+``SGLANG_OVERLAY_VERIFY_ENGINE``       ``stock``: the overlay verifies nothing itself; ``flashmla``,
+                                       ``portable``: it verifies with this engine, and a server
+                                       where it could not is refused; unset: it chooses
 ``SGLANG_OVERLAY_FORCE_TREE``          ``1``: the overlay verifies chains as trees too; for tests
 =====================================  ============================================================
 
@@ -26,7 +27,7 @@ VERIFY_ENGINE = "SGLANG_OVERLAY_VERIFY_ENGINE"
 FORCE_TREE = "SGLANG_OVERLAY_FORCE_TREE"
 
 STOCK = "stock"
-ENGINES = ("flashmla", STOCK)
+ENGINES = ("flashmla", "portable", STOCK)
 
 _VALUES = {"": False, "0": False, "1": True}
 
@@ -69,8 +70,8 @@ def _read_engine(environment: Mapping[str, str]) -> str:
     value = environment.get(VERIFY_ENGINE, "")
     if value not in ("", *ENGINES):
         raise ValueError(
-            f"{VERIFY_ENGINE}={value!r} is not understood: set it to {' or '.join(ENGINES)}, "
-            "or unset it"
+            f"{VERIFY_ENGINE}={value!r} is not understood: set it to {', '.join(ENGINES[:-1])} "
+            f"or {ENGINES[-1]}, or unset it"
         )
     return value
 

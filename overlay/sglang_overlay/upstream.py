@@ -20,6 +20,9 @@ WRAPPED = {
     "TboAttnBackend": ("primary",),
 }
 
+# Where a backend keeps the number of query heads of its rank.
+QUERY_HEADS = {"FlashMLABackend": "num_q_heads", "TritonAttnBackend": "num_head"}
+
 # Values of --kv-cache-dtype, as the names of torch's dtypes; "auto" is known once the model is.
 CACHE_DTYPES = {
     "auto": None,
@@ -63,6 +66,8 @@ def splits_batches(server_args: Any) -> str | None:
     """Return the option that makes SGLang run verify on further backend objects, or None."""
     if server_args.enable_two_batch_overlap:
         return "--enable-two-batch-overlap"
+    if getattr(server_args, "speculative_adaptive", False):
+        return "--speculative-adaptive"
     return "--enable-pdmux" if server_args.enable_pdmux else None
 
 
@@ -71,6 +76,55 @@ def mla_pool_moves_rows() -> bool:
     from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
 
     return hasattr(MLATokenToKVPool, "move_kv_cache")
+
+
+def attention_layers(model: Any) -> list[Any]:
+    """Return the attention layers of a made ``model``, in its order."""
+    from sglang.srt.layers.radix_attention import RadixAttention
+
+    return [module for module in model.modules() if isinstance(module, RadixAttention)]
+
+
+def odd_layer(layers: list[Any]) -> str | None:
+    """Return what a layer does beside plain causal attention over its request, or None."""
+    for layer in layers:
+        name = f"layer {layer.layer_id} has"
+        if layer.sliding_window_size > -1:
+            return f"{name} a sliding window"
+        if layer.logit_cap > 0:
+            return f"{name} a logit cap"
+        if layer.xai_temperature_len > 0:
+            return f"{name} a temperature by position"
+        if layer.is_cross_attention or layer.attn_type.value != "decoder":
+            return f"{name} another mask than the causal one"
+    return None
+
+
+def counts_rows(layers: list[Any]) -> bool:
+    """Return whether a layer's kernel needs to know where in the request a query stands.
+
+    A window or a temperature by position: SGLang's Triton kernel takes a draft token's row for it.
+    """
+    return any(layer.sliding_window_size > -1 or layer.xai_temperature_len > 0 for layer in layers)
+
+
+def cache_scale(layers: list[Any]) -> float:
+    """Return the first scale of keys or values in ``layers`` that is not 1, or 1."""
+    scales = (scale for layer in layers for scale in (layer.k_scale_float, layer.v_scale_float))
+    return next((float(scale) for scale in scales if scale not in (None, 1.0)), 1.0)
+
+
+def head_shapes(layers: list[Any]) -> set[tuple[int, int, int, int]]:
+    """Return (query heads, KV heads, key width, value width) of ``layers``, each shape once."""
+    return {
+        (layer.tp_q_head_num, layer.tp_k_head_num, layer.qk_head_dim, layer.v_head_dim)
+        for layer in layers
+    }
+
+
+def row_width(pool: Any) -> int | None:
+    """Return how many elements one row of an MLA ``pool`` has, or None for another kind of pool."""
+    return getattr(pool, "kv_cache_dim", None)
 
 
 def verify_backend_of_hybrid(backend: Any) -> Any:

@@ -1,7 +1,8 @@
-"""Trees on FlashMLA through the overlay's adapter: real engine, real backend object."""
+"""Verify through the overlay's adapter, with each of its engines: real SGLang, real backends."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,12 +23,31 @@ from tests.support.engine.workload import SMALL, STANDARD, Workload, generate, g
 pytestmark = pytest.mark.engine
 
 FORCED = ("SGLANG_OVERLAY_FORCE_TREE", "1")
+PORTABLE = ("SGLANG_OVERLAY_VERIFY_ENGINE", "portable")
 HYBRID: dict[str, Any] = {
     "attention": "flashinfer",
     "options": (
         ("decode_attention_backend", "flashmla"),
         ("speculative_attention_mode", "decode"),
     ),
+}
+
+
+def on_triton(page_size: int) -> dict[str, Any]:
+    """Return settings of a server that verifies on Triton, and prefills without its slow kernel."""
+    options = (
+        ("decode_attention_backend", "triton"),
+        ("speculative_attention_mode", "decode"),
+        ("page_size", page_size),
+    )
+    return {"attention": "flashinfer", "options": options}
+
+
+# Each way to verify through the adapter: the engine, and the settings of a server.
+WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "flashmla": ("flashmla", {"variables": (FORCED,)}),
+    "triton, page 1": ("portable", on_triton(1)),
+    "triton, page 64": ("portable", {**on_triton(64), "variables": (PORTABLE,)}),
 }
 
 
@@ -59,39 +79,53 @@ def drafted(launch: Launch, stock: Path, workload: Workload) -> tuple[Report, An
     return report, plain
 
 
-def check_forced(launch: Launch, stock: Path, workload: Workload) -> None:
+def check_chain(launch: Launch, stock: Path, workload: Workload, engine: str = "flashmla") -> None:
     report, plain = drafted(launch, stock, workload)
     (steps,) = report.steps
     assert tuple(map(tuple, report.result["tokens"])) == plain.tokens
     assert {count for step in steps for count in step.committed} == set(range(1, BLOCK + 1))
     assert report.result["steps"] == len(steps) > 0
     assert report.result["launches"] == len(steps) * TARGET_LAYERS
-    assert report.result["identity"]["verify_path"] == "flashmla-tree"
+    assert report.result["identity"]["verify_path"] == f"{engine}-tree"
     assert report.result["identity"]["tree_size"] == BLOCK
     assert {step.mask_elements for step in steps} == {0}
 
 
-def test_a_chain_forced_through_the_tree_path_gives_the_tokens_of_plain_decoding(
-    stock: Path, overlay: Path
+@pytest.mark.parametrize("way", WAYS)
+def test_a_chain_through_the_tree_path_gives_the_tokens_of_plain_decoding(
+    stock: Path, overlay: Path, way: str
 ) -> None:
-    check_forced(Launch(tree=overlay, variables=(FORCED,)), stock, SMALL)
+    engine, settings = WAYS[way]
+    check_chain(Launch(tree=overlay, **settings), stock, SMALL, engine)
 
 
 @pytest.mark.full
 def test_a_forced_chain_over_cached_pages_and_unequal_contexts(stock: Path, overlay: Path) -> None:
-    check_forced(Launch(tree=overlay, variables=(FORCED,)), stock, STANDARD)
+    check_chain(Launch(tree=overlay, variables=(FORCED,)), stock, STANDARD)
 
 
 @pytest.mark.full
 def test_a_hybrid_backend_verifies_through_its_flashmla_half(stock: Path, overlay: Path) -> None:
-    check_forced(Launch(tree=overlay, variables=(FORCED,), **HYBRID), stock, SMALL)
+    check_chain(Launch(tree=overlay, variables=(FORCED,), **HYBRID), stock, SMALL)
+
+
+@pytest.mark.full
+def test_triton_alone_and_a_hybrid_that_prefills_with_it(stock: Path, overlay: Path) -> None:
+    alone: dict[str, Any] = {"attention": "triton", "options": (("page_size", 1),)}
+    check_chain(Launch(tree=overlay, **alone), stock, SMALL, "portable")
+    prefill: dict[str, Any] = {
+        "attention": "triton",
+        "options": (("decode_attention_backend", "flashinfer"), ("page_size", 1)),
+    }
+    check_chain(Launch(tree=overlay, **prefill), stock, SMALL, "portable")
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("release", ["0.5.11", "0.5.12"])
 def test_the_other_releases(release: str) -> None:
-    launch = Launch(tree=trees.patched(release), variables=(FORCED,))
-    check_forced(launch, trees.tree(release), SMALL)
+    for engine, settings in WAYS.values():
+        launch = Launch(tree=trees.patched(release), **settings)
+        check_chain(launch, trees.tree(release), SMALL, engine)
 
 
 def test_the_kill_switch_beats_the_forced_tree(stock: Path, overlay: Path) -> None:
@@ -110,14 +144,24 @@ def test_without_the_switch_a_chain_stays_on_the_causal_kernel(stock: Path, over
     assert report.result["identity"]["verify_path"] == "causal"
 
 
-def test_a_forced_tree_without_flashmla_is_refused_at_start(overlay: Path) -> None:
-    launch = Launch(
-        tree=overlay, attention="triton", options=(("page_size", 1),), variables=(FORCED,)
-    )
+def test_flashmla_on_pages_of_one_is_refused_at_start_with_what_would_work(overlay: Path) -> None:
+    flashmla = ("SGLANG_OVERLAY_VERIFY_ENGINE", "flashmla")
+    launch = Launch(tree=overlay, **on_triton(1), variables=(flashmla,))
     with pytest.raises(EngineFailure) as failure:
         play(count_tree_steps, launch, rounds=SMALL.rounds, tokens=1)
-    assert "ImpossibleVerifyError: SGLANG_OVERLAY_FORCE_TREE asks for" in failure.value.log
-    assert "target verify runs on TritonAttnBackend" in failure.value.log
+    assert "ImpossibleVerifyError: SGLANG_OVERLAY_VERIFY_ENGINE asks for" in failure.value.log
+    assert "the page size is 1, and FlashMLA reads pages of 64" in failure.value.log
+    assert "SGLANG_OVERLAY_VERIFY_ENGINE=portable would work here" in failure.value.log
+
+
+def test_stock_by_switch_verifies_on_tritons_own_kernel(stock: Path, overlay: Path) -> None:
+    launch = Launch(
+        tree=overlay, **on_triton(1), variables=(("SGLANG_OVERLAY_VERIFY_ENGINE", "stock"),)
+    )
+    report, plain = drafted(launch, stock, SMALL)
+    assert tuple(map(tuple, report.result["tokens"])) == plain.tokens
+    assert (report.result["steps"], report.result["launches"]) == (0, 0)
+    assert report.result["identity"]["verify_path"] == "causal"
 
 
 # --- random trees: each node against a plain forward of its path
@@ -295,6 +339,8 @@ def grow_trees(bed: Any, prompts: list[list[int]]) -> dict[str, Any]:
         with planted(bed, fault):
             found[fault] = worst_node(bed, prompts[:1], tokens=3, seed=1)
     found["backend"] = drive_backend(bed)
+    found["stock table"] = fill_graph_table(bed, hooked=False)
+    found["our table"] = fill_graph_table(bed, hooked=True)
     return found
 
 
@@ -302,7 +348,7 @@ def grow_trees(bed: Any, prompts: list[list[int]]) -> dict[str, Any]:
 
 
 def drive_backend(bed: Any) -> dict[str, float]:
-    """Drive metadata and forward of the live ``FlashMLABackend``; return errors by way."""
+    """Drive metadata and forward of the live backend; return errors by way."""
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
     runner = bed.scheduler.tp_worker.model_runner
@@ -339,6 +385,53 @@ def drive_backend(bed: Any) -> dict[str, float]:
     return errors
 
 
+def fill_graph_table(bed: Any, *, hooked: bool) -> dict[str, Any]:
+    """Replay chains of 100 tokens near the context's end through SGLang's own methods.
+
+    Returns which rows of the graph's page table hold the pages that they should; the last one pads.
+    """
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    backend = copy.copy(bed.scheduler.tp_worker.model_runner.attn_backend)
+    del backend.overlay_tree_verify
+    context, chain, mode = backend.max_context_len, 100, ForwardMode.TARGET_VERIFY
+    backend.num_draft_tokens = chain
+    # Rows 1 and 2 have descending pages from 500 and 900 on; row 0 is nobody's.
+    pages = torch.tensor([[0], [500], [900]]) - torch.arange(-(-(context + 4 + chain) // 64))
+    slots = pages[:, :, None] * 64 + torch.arange(64)
+    backend.req_to_token = slots.flatten(1)[:, : context + 4 + chain].int().contiguous()
+    method = type(backend).init_cuda_graph_state
+    with on_a_cpu():
+        (method if hooked else method.__wrapped__)(backend, 3, 3 * chain)
+    rows, lens = torch.tensor([1, 2, 0]), torch.tensor([40, context - 20, 1])
+    backend.init_forward_metadata_capture_cuda_graph(
+        3, 3 * chain, rows * 0, torch.ones_like(lens), None, mode, None
+    )
+    table = backend.cuda_graph_kv_indices
+    table[2] = 7
+    backend.init_forward_metadata_replay_cuda_graph(
+        2, rows[:2], lens[:2], int(lens[:2].sum()), None, mode, None, seq_lens_cpu=lens[:2]
+    )
+    used = [-(-(int(length) + chain) // 64) for length in lens[:2]]
+    width = table.shape[1]
+    within = [min(each, width) for each in used]
+    right = [torch.equal(table[i, :n], pages[i + 1, :n].int()) for i, n in enumerate(within)]
+    return {"pages": used, "width": width, "right": [*right, bool((table[2] == 7).all())]}
+
+
+@contextmanager
+def on_a_cpu() -> Iterator[None]:
+    """Let SGLang make its graph buffers, which it wants on a GPU, in main memory."""
+    full, empty = torch.full, torch.empty
+    processors = SimpleNamespace(multi_processor_count=8)
+    with (
+        mock.patch.object(torch, "full", lambda *a, **k: full(*a, **(k | {"device": "cpu"}))),
+        mock.patch.object(torch, "empty", lambda *a, **k: empty(*a, **(k | {"device": "cpu"}))),
+        mock.patch.object(torch.cuda, "get_device_properties", return_value=processors),
+    ):
+        yield
+
+
 class BackendCase:
     """Random rows in the engine's own pools, a ragged batch over them, and what it should give."""
 
@@ -358,12 +451,13 @@ class BackendCase:
         """Place requests of these prefixes on shuffled pages, each with a random tree behind it."""
         self.lengths = lengths
         table = self.runner.req_to_token_pool.req_to_token
-        pages = (torch.randperm(60, generator=self.generator) + 1).tolist()
+        size = self.runner.server_args.page_size
+        pages = (torch.randperm(3800 // size, generator=self.generator) + 1).tolist()
         self.slots = []
         for row, length in enumerate(lengths):
-            count = -(-(length + BLOCK) // 64)
+            count = -(-(length + BLOCK) // size)
             own = torch.tensor([pages.pop() for _ in range(count)])
-            slots = (own[:, None] * 64 + torch.arange(64)).flatten()[: length + BLOCK]
+            slots = (own[:, None] * size + torch.arange(size)).flatten()[: length + BLOCK]
             table[row, : slots.numel()] = slots.int()
             self.slots.append(slots)
         keys = self.pool.get_key_buffer(self.layer.layer_id)
@@ -442,11 +536,12 @@ class BackendCase:
         return float((got - expected).abs().max())
 
 
-@pytest.fixture(scope="module")
-def trees_grown(overlay: Path) -> Report:
-    """One run of `grow_trees`, for the tests below."""
+@pytest.fixture(scope="module", params=WAYS)
+def trees_grown(request: pytest.FixtureRequest, overlay: Path) -> Report:
+    """One run of `grow_trees` for each way, for the tests below."""
+    _, settings = WAYS[request.param]
     prompts = [list(STANDARD.prompts[0][:70]), list(STANDARD.prompts[3])]
-    return play(grow_trees, Launch(tree=overlay, variables=(FORCED,)), prompts=prompts)
+    return play(grow_trees, Launch(tree=overlay, **settings), prompts=prompts)
 
 
 TOLERANCE = 1e-4
@@ -470,3 +565,12 @@ def test_the_live_backend_agrees_with_the_oracle(trees_grown: Report) -> None:
     errors = trees_grown.result["backend"]
     assert len(errors) == 5
     assert {way: error for way, error in errors.items() if not error < 2e-5} == {}
+
+
+def test_a_chain_behind_a_full_context_stays_in_its_row(trees_grown: Report) -> None:
+    """SGLang's own table is (context + 64) // 64 wide: 17 pages, and this chain needs 18."""
+    stock, ours = trees_grown.result["stock table"], trees_grown.result["our table"]
+    assert stock["pages"] == ours["pages"] == [3, 18]
+    assert (stock["width"], stock["right"]) == (17, [True, True, False])
+    assert ours["width"] >= 18
+    assert ours["right"] == [True, True, True]

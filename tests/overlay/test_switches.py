@@ -32,7 +32,7 @@ def test_an_engine_is_named(engine: str) -> None:
 @pytest.mark.parametrize("value", ["1", "triton", "Stock"])
 def test_an_unknown_engine_is_an_error(value: str) -> None:
     with pytest.raises(
-        ValueError, match="is not understood: set it to flashmla or stock, or unset"
+        ValueError, match="is not understood: set it to flashmla, portable or stock, or unset"
     ):
         read_switches({VERIFY_ENGINE: value})
 

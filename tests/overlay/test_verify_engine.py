@@ -23,22 +23,35 @@ ABLE = Facts(
     cache_dtype="bfloat16",
     row_width=576,
 )
+TRITON = replace(ABLE, backends=("TritonAttnBackend",), page_size=1)
 FORCED = Switches(force_tree=True)
+FLASHMLA, PORTABLE = Switches(verify_engine="flashmla"), Switches(verify_engine="portable")
 
-OBSTACLES: list[tuple[dict[str, Any], str]] = [
-    ({"backends": ("TritonAttnBackend",)}, "target verify runs on TritonAttnBackend, and"),
+# What no engine can do, and what each of them cannot.
+SHARED: list[tuple[dict[str, Any], str]] = [
+    ({"backends": ("AiterAttnBackend",)}, "target verify runs on AiterAttnBackend, and"),
     ({"backends": ("FlashMLABackend", "Mamba2AttnBackend")}, "FlashMLABackend+Mamba2AttnBackend"),
     ({"backends": ()}, "no known backend"),
     ({"deterministic": True}, "--enable-deterministic-inference keeps SGLang's own kernels"),
-    ({"capability": (10, 0)}, "need sm_90, and this is cuda with sm_100"),
-    ({"capability": (12, 0)}, "need sm_90, and this is cuda with sm_120"),
-    ({"device": "cpu", "capability": None}, "need sm_90, and this is cpu with no CUDA device"),
-    ({"page_size": 1}, "the page size is 1, and FlashMLA reads pages of 64"),
-    ({"cache_dtype": "float8_e5m2"}, "the KV cache is float8_e5m2, and the adapter reads bfloat16"),
-    ({"row_width": 320}, "a KV row has 320 elements, and FlashMLA's have 576"),
+    ({"row_width": 320}, "an MLA row has 320 elements, and the engines' 576"),
+    ({"odd_layer": "layer 3 has a sliding window"}, "layer 3 has a sliding window, which no"),
     ({"tree_size": 257}, "a tree has 257 tokens, and the adapter takes 256"),
     ({"splits_batches": "--enable-pdmux"}, "--enable-pdmux verifies on several backend objects"),
     ({"commits_trees": False}, "its MLA pool has no move_kv_cache"),
+]
+OF_FLASHMLA: list[tuple[dict[str, Any], str]] = [
+    ({"capability": (8, 0)}, "need sm_90, and this is cuda with sm_80"),
+    ({"capability": (10, 0)}, "need sm_90, and this is cuda with sm_100"),
+    ({"capability": (12, 0)}, "need sm_90, and this is cuda with sm_120"),
+    ({"page_size": 1}, "the page size is 1, and FlashMLA reads pages of 64"),
+    ({"cache_dtype": "float16"}, "the KV cache is float16, and flashmla reads bfloat16"),
+    ({"mla": False}, "the model has no MLA attention, and FlashMLA does no other"),
+]
+OF_BOTH: list[tuple[dict[str, Any], str]] = [
+    ({"device": "cpu", "capability": None}, "sm_80 or later, and this is cpu with no CUDA device"),
+    ({"capability": (7, 5)}, "sm_80 or later, and this is cuda with sm_75"),
+    ({"cache_dtype": "float8_e5m2"}, "the KV cache is float8_e5m2, and portable reads bfloat16"),
+    ({"cache_dtype": "float8_e4m3fn", "capability": (8, 0)}, "an fp8 KV cache needs sm_89"),
 ]
 
 
@@ -58,43 +71,89 @@ def test_a_chain_can_be_forced_through_the_adapter() -> None:
     assert (choice.engine, choice.reason) == ("flashmla", "of SGLANG_OVERLAY_FORCE_TREE=1")
 
 
-@pytest.mark.parametrize(("change", "reason"), OBSTACLES)
-def test_each_obstacle_leaves_verify_to_stock_and_says_why(
-    change: dict[str, Any], reason: str
+@pytest.mark.parametrize("drafts", [CHAIN, Drafts(algorithm="DDTREE", width=7)])
+@pytest.mark.parametrize(
+    ("change", "engine"),
+    [
+        ({}, "portable"),
+        ({"page_size": 64}, "flashmla"),
+        ({"page_size": 64, "capability": (12, 0)}, "portable"),
+        ({"page_size": 16}, "portable"),
+        ({"capability": (8, 0)}, "portable"),
+        ({"capability": (8, 9), "cache_dtype": "float8_e4m3fn"}, "portable"),
+        ({"capability": (10, 0)}, "portable"),
+        ({"cache_dtype": "float16"}, "portable"),
+    ],
+)
+def test_on_triton_block_drafts_are_verified_by_the_overlay(
+    drafts: Drafts, change: dict[str, Any], engine: str
 ) -> None:
-    choice = choose(TREE, replace(ABLE, **change), Switches())
+    choice = choose(drafts, replace(TRITON, **change), Switches())
+    assert choice.engine == engine
+    assert choice.reason == f"SGLang's own kernel verifies {drafts} without splitting the prefix"
+
+
+@pytest.mark.parametrize("drafts", [TREE, Drafts(algorithm="EAGLE3", width=1)])
+def test_on_triton_other_drafts_are_verified_by_the_overlay_when_asked(drafts: Drafts) -> None:
+    assert choose(drafts, TRITON, Switches()).engine == "stock"
+    assert choose(drafts, TRITON, PORTABLE).engine == "portable"
+    assert choose(drafts, replace(TRITON, page_size=64), FLASHMLA).engine == "flashmla"
+
+
+@pytest.mark.parametrize(("change", "reason"), SHARED + OF_BOTH)
+@pytest.mark.parametrize("facts", [ABLE, TRITON])
+def test_each_obstacle_leaves_verify_to_stock_and_says_why(
+    facts: Facts, change: dict[str, Any], reason: str
+) -> None:
+    choice = choose(TREE, replace(facts, **change), Switches())
     assert choice.engine == switches.STOCK
     assert not choice.could_run_adapter
     assert reason in choice.reason
-    assert len(choice.obstacles) == 1
 
 
-@pytest.mark.parametrize(("change", "reason"), OBSTACLES)
+@pytest.mark.parametrize(("change", "reason"), OF_FLASHMLA)
+def test_where_flashmla_cannot_run_the_portable_engine_does(
+    change: dict[str, Any], reason: str
+) -> None:
+    facts = replace(ABLE, **change)
+    assert choose(TREE, facts, Switches()).engine == "portable"
+    with pytest.raises(ImpossibleVerifyError) as refusal:
+        choose(TREE, facts, FLASHMLA)
+    assert reason in str(refusal.value)
+    assert str(refusal.value).endswith("SGLANG_OVERLAY_VERIFY_ENGINE=portable would work here.")
+
+
+@pytest.mark.parametrize(("change", "reason"), SHARED + OF_BOTH)
 @pytest.mark.parametrize(
-    ("wanted", "variable"),
+    ("wanted", "asked"),
     [
-        (FORCED, "SGLANG_OVERLAY_FORCE_TREE"),
-        (Switches(verify_engine="flashmla"), "SGLANG_OVERLAY_VERIFY_ENGINE"),
+        (FORCED, "SGLANG_OVERLAY_FORCE_TREE asks for the overlay's verify engine,"),
+        (FLASHMLA, "SGLANG_OVERLAY_VERIFY_ENGINE asks for the overlay's verify engine flashmla,"),
+        (PORTABLE, "SGLANG_OVERLAY_VERIFY_ENGINE asks for the overlay's verify engine portable,"),
     ],
 )
 def test_what_is_asked_for_and_impossible_is_refused(
-    change: dict[str, Any], reason: str, wanted: Switches, variable: str
+    change: dict[str, Any], reason: str, wanted: Switches, asked: str
 ) -> None:
     with pytest.raises(ImpossibleVerifyError) as refusal:
         choose(CHAIN, replace(ABLE, **change), wanted)
-    assert str(refusal.value).startswith(f"{variable} asks for the overlay's verify engine")
-    assert reason in str(refusal.value)
-    assert f"unset {variable}" in str(refusal.value)
+    assert str(refusal.value).startswith(asked)
+    assert f"unset {asked.split()[0]}" in str(refusal.value)
+    assert "would work here" not in str(refusal.value)
+    if wanted != FLASHMLA or (change, reason) in SHARED:
+        assert reason in str(refusal.value)
 
 
 def test_every_obstacle_is_named_at_once() -> None:
-    facts = replace(ABLE, page_size=1, deterministic=True, capability=(8, 0))
-    assert len(verify_engine.obstacles(facts)) == 3
+    facts = replace(ABLE, page_size=1, deterministic=True, capability=(7, 5))
+    assert len(verify_engine.obstacles("flashmla", facts)) == 3
+    assert len(choose(TREE, facts, Switches()).obstacles) == 4
 
 
 def test_what_is_not_known_yet_is_no_obstacle() -> None:
     facts = replace(ABLE, page_size=None, cache_dtype=None, row_width=None)
-    assert verify_engine.obstacles(facts) == ()
+    assert verify_engine.obstacles("flashmla", facts) == ()
+    assert verify_engine.obstacles("portable", facts) == ()
 
 
 def test_stock_by_switch_is_stock_for_trees_too() -> None:

@@ -54,12 +54,13 @@ def tree_attention(
 
     ``query`` [requests × nodes, heads, 576], ``cache`` [slots, 576], ``prefix_slots`` one index
     tensor [prefix] per request, ``tree_slots`` [requests, nodes], ``masks`` one [nodes, nodes] bool
-    per request. A node that sees no row at all gives zeros and −inf.
+    per request, all on one device. A node that sees no row at all gives zeros and −inf.
     """
     requests, nodes = tree_slots.shape
     heads = query.shape[1]
-    out = torch.zeros(requests * nodes, heads, LATENT_DIM, dtype=torch.float64)
-    lse = torch.full((requests * nodes, heads), float("-inf"), dtype=torch.float64)
+    device = query.device
+    out = torch.zeros(requests * nodes, heads, LATENT_DIM, dtype=torch.float64, device=device)
+    lse = torch.full((requests * nodes, heads), float("-inf"), dtype=torch.float64, device=device)
     for request in range(requests):
         for node in range(nodes):
             own = tree_slots[request][masks[request][node]]  # [ancestors]
@@ -74,3 +75,34 @@ def tree_attention(
                 weights = torch.exp(scores - lse[token, head])  # [rows]
                 out[token, head] = weights @ keys[:, :LATENT_DIM]  # [512]
     return out, lse
+
+
+def grouped_tree_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    prefix_slots: Sequence[torch.Tensor],
+    tree_slots: torch.Tensor,
+    masks: Sequence[torch.Tensor],
+    softmax_scale: float,
+) -> torch.Tensor:
+    """Return what `tree_attention` does, for keys and values apart: [tokens, heads, value_dim].
+
+    ``query`` [requests × nodes, heads, key_dim], ``keys`` [slots, kv heads, key_dim], ``values``
+    [slots, kv heads, value_dim]; query head h reads KV head h // (heads / kv heads) (Ainslie et
+    al., arXiv 2305.13245). Result in float64.
+    """
+    requests, nodes = tree_slots.shape
+    heads, group = query.shape[1], query.shape[1] // keys.shape[1]
+    out = torch.zeros(requests * nodes, heads, values.shape[-1], dtype=torch.float64)
+    for request in range(requests):
+        for node in range(nodes):
+            own = tree_slots[request][masks[request][node]]  # [ancestors]
+            slots = torch.cat([prefix_slots[request].long(), own.long()])  # [rows]
+            token = request * nodes + node
+            for head in range(heads):
+                rows = keys[slots, head // group].double()  # [rows, key_dim]
+                scores = rows @ query[token, head].double() * softmax_scale  # [rows]
+                weights = torch.softmax(scores, dim=0)
+                out[token, head] = weights @ values[slots, head // group].double()
+    return out

@@ -10,7 +10,7 @@ from typing import Any
 from sglang_overlay import mask_table, upstream
 from sglang_overlay.mask_policy import Drafts
 from sglang_overlay.srt.verify_backend import leaves
-from sglang_overlay.verify_engine import FLASHMLA_BACKEND, PAGE_SIZE, Facts
+from sglang_overlay.verify_engine import BACKENDS, MAX_WIDTH, TRITON_BACKEND, Facts
 
 
 def facts_by_name(server_args: Any, drafts: Drafts, class_name: str) -> Facts:
@@ -22,6 +22,7 @@ def facts_by_name(server_args: Any, drafts: Drafts, class_name: str) -> Facts:
         capability=capability_of(server_args.device),
         page_size=server_args.page_size,
         cache_dtype=upstream.CACHE_DTYPES.get(dtype, dtype),
+        mla=server_args.use_mla_backend(),
         **_common(server_args, drafts),
     )
 
@@ -31,15 +32,24 @@ def facts_by_object(model_runner: Any, drafts: Drafts | None) -> Facts:
     server_args = model_runner.server_args
     found = tuple(leaves(model_runner.attn_backend)) if drafts is not None else ()
     names = tuple(_name_of(leaf) for leaf in found)
+    # The parts of other servers need not look as theirs do.
+    ours = len(names) == 1 and names[0] in BACKENDS
     return Facts(
         backends=names,
         device=server_args.device,
         capability=capability_of(server_args.device),
         page_size=server_args.page_size,
         cache_dtype=str(model_runner.kv_cache_dtype).removeprefix("torch."),
-        row_width=found[0].kv_cache_dim if names == (FLASHMLA_BACKEND,) else None,
+        mla=bool(model_runner.use_mla_backend),
+        row_width=upstream.row_width(model_runner.token_to_kv_pool) if ours else None,
+        odd_layer=_odd_layer(model_runner, names[0]) if ours else None,
         **_common(server_args, drafts),
     )
+
+
+def counts_rows(model_runner: Any) -> bool:
+    """Return whether a layer of the target needs to know where in a request a query stands."""
+    return upstream.counts_rows(upstream.attention_layers(model_runner.model))
 
 
 def capability_of(device: str) -> tuple[int, int] | None:
@@ -52,20 +62,26 @@ def capability_of(device: str) -> tuple[int, int] | None:
     return major, minor
 
 
-def attach(model_runner: Any) -> None:
-    """Give the target's FlashMLA backend an adapter: from now on it verifies trees.
+def attach(model_runner: Any, drafts: Drafts, engine: str) -> None:
+    """Give the target's verify backend an adapter over ``engine``: from now on it verifies with it.
 
     It is also kept on the runner as ``overlay_tree_verify``, for server info.
     """
     from sglang_overlay.srt import tree_verify
 
     (backend,) = leaves(model_runner.attn_backend)
-    server_args = model_runner.server_args
-    verify = tree_verify.build(
-        backend,
-        nodes=int(server_args.speculative_num_draft_tokens),
-        page_size=PAGE_SIZE,
-    )
+    page_size = model_runner.server_args.page_size
+    if model_runner.use_mla_backend:
+        verify = tree_verify.build(
+            backend,
+            drafts,
+            engine=engine,
+            cache_dtype=model_runner.kv_cache_dtype,
+            page_size=page_size,
+        )
+    else:
+        (shape,) = upstream.head_shapes(upstream.attention_layers(model_runner.model))
+        verify = tree_verify.build_grouped(backend, drafts, shape=shape, page_size=page_size)
     tree_verify.attach(backend, verify)
     model_runner.overlay_tree_verify = verify
 
@@ -76,14 +92,30 @@ def _name_of(backend: Any) -> str:
     return cls.__name__ if mask_table.row_for(cls) else f"{cls.__module__}.{cls.__name__}"
 
 
+def _odd_layer(model_runner: Any, backend: str) -> str | None:
+    layers = upstream.attention_layers(model_runner.model)
+    # TritonAttnBackend divides what it stores by its scale in some releases and not in others.
+    scale = upstream.cache_scale(layers) if backend == TRITON_BACKEND else 1.0
+    if scale != 1.0:
+        return f"keys or values have a scale of {scale}"
+    if not model_runner.use_mla_backend:
+        shapes = upstream.head_shapes(layers)
+        if len(shapes) > 1:
+            return "layers have heads of several shapes"
+        if max(max(shape[2:]) for shape in shapes) > MAX_WIDTH:
+            return f"heads are wider than {MAX_WIDTH}"
+    return upstream.odd_layer(layers)
+
+
 def _common(server_args: Any, drafts: Drafts | None) -> dict[str, Any]:
     # Only SGLang's own trees are committed by SGLang; a chain needs no row moved.
     stock_tree = (
         drafts is not None and drafts.branches and drafts.algorithm in upstream.TREE_ALGORITHMS
     )
+    moves_rows = server_args.page_size == 1 or upstream.mla_pool_moves_rows()
     return {
         "tree_size": int(server_args.speculative_num_draft_tokens or 0),
         "deterministic": bool(server_args.enable_deterministic_inference),
         "splits_batches": upstream.splits_batches(server_args),
-        "commits_trees": not stock_tree or upstream.mla_pool_moves_rows(),
+        "commits_trees": not stock_tree or moves_rows,
     }

@@ -1,4 +1,4 @@
-"""Verify on a FlashMLA backend through the overlay's adapter: the topology in, attention out.
+"""Verify through the overlay's adapter: the topology in, attention out, on any of its backends.
 
 Which backend takes this path is decided once, at start (`selection`), by configuration. A spec
 input cannot decide it: graph capture builds one without any topology, and a path that it chose
@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
+from sglang_overlay import switches, upstream, verify_engine
 from sglang_overlay.attention.adapter import VerifyAdapter
-from sglang_overlay.attention.flashmla import FlashMlaEngine
+from sglang_overlay.attention.grouped import GroupedVerifier, Heads
 from sglang_overlay.attention.plan import PlanSizes, VerifyPlan, VerifyStep
 from sglang_overlay.attention.prefix import PrefixEngine
-
-_ATTRIBUTE = "overlay_tree_verify"
+from sglang_overlay.mask_policy import Drafts
+from sglang_overlay.srt.verify_backend import LIVE
 
 
 class TreeVerify:
@@ -24,11 +25,20 @@ class TreeVerify:
 
     ``steps`` counts those prepared, so that a test or an operator can see which path a server
     takes; ``adapter.tree_launches`` counts its layers, once per capture where a graph replays them.
+    ``drafts`` says what the masks of spec inputs are worth.
     """
 
-    def __init__(self, adapter: VerifyAdapter, *, req_to_token: torch.Tensor, heads: int) -> None:
+    def __init__(
+        self,
+        adapter: VerifyAdapter | GroupedVerifier,
+        drafts: Drafts,
+        *,
+        req_to_token: torch.Tensor,
+        heads: int,
+    ) -> None:
         sizes = adapter.plan.sizes
         self.adapter = adapter
+        self.drafts = drafts
         self.steps = 0
         self._req_to_token = req_to_token
         self._heads = heads
@@ -72,20 +82,36 @@ class TreeVerify:
         layer: Any,
         forward_batch: Any,
         save_kv_cache: bool,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Store the tree's rows, return attention [tokens, heads × 512], like ``forward_extend``.
+        """Store the tree's rows, return attention [tokens, heads × width], like ``forward_extend``.
 
-        ``query`` [tokens, heads × 576] or [tokens, heads, 576]; ``key`` [tokens, 1, 576] and
-        ``value`` [tokens, 1, 512], or both None where the rows are in the cache already.
+        ``query`` [tokens, heads × width] or [tokens, heads, width]; ``key`` and ``value`` [tokens,
+        KV heads, width], or both None where the rows are in the cache already. With MLA there is
+        one KV head, 576 wide for queries and keys and 512 for values.
+
+        Raises:
+            ValueError: the layer has attention sinks, which the merge leaves out.
         """
+        if sinks is not None:
+            raise ValueError(
+                f"sinks: got some in layer {layer.layer_id}, needed none: the overlay's verify has "
+                f"no attention sinks; start with {switches.VERIFY_ENGINE}={switches.STOCK}"
+            )
         pool, slots = forward_batch.token_to_kv_pool, forward_batch.out_cache_loc
         if key is not None and save_kv_cache:
             pool.set_kv_buffer(layer, slots, key, value)
+        heads = query.view(-1, layer.tp_q_head_num, layer.head_dim)
+        if isinstance(self.adapter, GroupedVerifier):
+            cache = pool.get_kv_buffer(layer.layer_id)
+            out = self.adapter.attend(heads, cache, slots, softmax_scale=layer.scaling)
+            return out.view(-1, layer.tp_q_head_num * layer.v_head_dim)
         out = self.adapter.attend(
-            query.view(-1, layer.tp_q_head_num, layer.head_dim),
+            heads,
             pool.get_key_buffer(layer.layer_id),
             slots,
-            # The pool casts keys to fp8 without dividing them by the layer's k_scale.
+            # The pool casts keys to fp8 as they are. Where a backend divides them by the layer's
+            # k_scale before, a scale other than 1 keeps SGLang's own verify (see `selection`).
             softmax_scale=layer.scaling,
         )
         return out.view(-1, layer.tp_q_head_num * layer.v_head_dim)
@@ -113,41 +139,110 @@ class TreeVerify:
             self._parents[:drafted].copy_(parents)
             return self._parents[:requests], None
         full_mask = getattr(spec_info, "custom_mask", None)
-        if full_mask is not None:
-            return None, full_mask
-        return self._chain[:requests], None
+        if full_mask is None or not self._trusts_masks:
+            return self._chain[:requests], None
+        # EAGLE fills the buffer of bytes that TritonAttnBackend offers it.
+        return None, full_mask.view(torch.bool)
+
+    @property
+    def _trusts_masks(self) -> bool:
+        """Whether a mask is whole when a step is prepared.
+
+        SGLang's overlapped EAGLE prepares verify first and fills the mask after it has drafted; its
+        drafts are then always a chain, which needs none.
+        """
+        return self.drafts.branches or self.drafts.algorithm not in upstream.TREE_ALGORITHMS
 
 
-def build(backend: Any, *, nodes: int, page_size: int) -> TreeVerify:
-    """Return the path for a ``FlashMLABackend``, with buffers for the largest batch of its server.
+def build(
+    backend: Any, drafts: Drafts, *, engine: str, cache_dtype: torch.dtype, page_size: int
+) -> TreeVerify:
+    """Return the path for ``backend``, with buffers for the largest batch of its server.
 
-    A row of ``req_to_token`` holds a request's context and its tree: no prefix is longer.
+    ``engine`` is a name of `verify_engine`; ``page_size`` that of the KV pool. A row of
+    ``req_to_token`` holds a request's context and its tree: no prefix is longer.
     """
+    table, sizes = backend.req_to_token, _sizes(backend, page_size)
+    heads = int(getattr(backend, upstream.QUERY_HEADS[type(backend).__name__]))
+    prefix = prefix_engine(engine, sizes, heads, cache_dtype, table.device)
+    adapter = VerifyAdapter(prefix, VerifyPlan(sizes, table.device))
+    return TreeVerify(adapter, drafts, req_to_token=table, heads=heads)
+
+
+def build_grouped(
+    backend: Any, drafts: Drafts, *, shape: tuple[int, int, int, int], page_size: int
+) -> TreeVerify:
+    """Return the path for a ``backend`` of a model without MLA, whose heads have this ``shape``.
+
+    ``shape`` is (query heads, KV heads, key width, value width) of the rank.
+    """
+    query, kv, key_dim, value_dim = shape
+    heads = Heads(query=query, kv=kv, key_dim=key_dim, value_dim=value_dim)
     table = backend.req_to_token
-    rows, width = table.shape
-    sizes = PlanSizes(max_requests=rows, max_context=width, nodes=nodes, page_size=page_size)
-    engine = prefix_engine(backend, max_requests=rows)
-    adapter = VerifyAdapter(engine, VerifyPlan(sizes, table.device))
-    return TreeVerify(adapter, req_to_token=table, heads=backend.num_q_heads)
+    verifier = GroupedVerifier(VerifyPlan(_sizes(backend, page_size), table.device), heads)
+    return TreeVerify(verifier, drafts, req_to_token=table, heads=query)
 
 
-def prefix_engine(backend: Any, *, max_requests: int) -> PrefixEngine:
-    """Return FlashMLA as the engine over the prefixes of ``backend``."""
-    return FlashMlaEngine(
-        max_requests=max_requests,
-        cache_dtype=backend.data_type,
-        device=backend.req_to_token.device,
+def _sizes(backend: Any, page_size: int) -> PlanSizes:
+    rows, width = backend.req_to_token.shape
+    return PlanSizes(
+        max_requests=rows,
+        max_context=width,
+        nodes=int(backend.num_draft_tokens),
+        page_size=read_page(page_size),
     )
+
+
+def read_page(page_size: int) -> int:
+    """Return the page size to read a pool of ``page_size`` with; any pool can be read by slots."""
+    page = verify_engine.PAGE_SIZE
+    return page if page_size == page else 1
+
+
+def prefix_engine(
+    engine: str, sizes: PlanSizes, heads: int, cache_dtype: torch.dtype, device: torch.device
+) -> PrefixEngine:
+    """Return the prefix engine of this name."""
+    # Imported by need: FlashMLA's package is not on every machine that has Triton.
+    if engine == verify_engine.FLASHMLA:
+        from sglang_overlay.attention.flashmla import FlashMlaEngine
+
+        return FlashMlaEngine(
+            max_requests=sizes.max_requests, cache_dtype=cache_dtype, device=device
+        )
+    from sglang_overlay.attention.portable import PortableEngine
+
+    return PortableEngine(
+        page_size=sizes.page_size,
+        max_requests=sizes.max_requests,
+        max_rows=sizes.nodes * heads,
+        max_context=sizes.max_context,
+        cache_dtype=cache_dtype,
+        device=device,
+    )
+
+
+def graph_tokens(backend: Any, max_bs: int, max_num_tokens: int) -> int:
+    """Return for how many tokens ``backend`` needs the buffers of its own graphs.
+
+    SGLang sizes them for every draft token of a batch, by the context and by the heads: 12.9 GB for
+    48 trees of 64 tokens and 8 heads. Where the overlay verifies, nothing but a plain decode could
+    read them, one token a request. EAGLE's and NGRAM's masks are made in one of them, and keep it.
+    """
+    verify: TreeVerify | None = getattr(backend, LIVE, None)
+    if verify is None or verify.drafts.algorithm in upstream.TREE_ALGORITHMS:
+        return max_num_tokens
+    return min(max_bs, max_num_tokens)
 
 
 def attach(backend: Any, verify: TreeVerify) -> None:
     """Make ``backend`` verify through ``verify``."""
-    setattr(backend, _ATTRIBUTE, verify)
+    setattr(backend, LIVE, verify)
 
 
 def of(backend: Any, forward_mode: Any) -> TreeVerify | None:
     """Return the path that ``backend`` takes in ``forward_mode``, or None for SGLang's own."""
     if not forward_mode.is_target_verify():
         return None
-    verify: TreeVerify | None = getattr(backend, _ATTRIBUTE, None)
+    verify: TreeVerify | None = getattr(backend, LIVE, None)
     return verify

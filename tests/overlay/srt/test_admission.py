@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from sglang_overlay import mask_table, switches, upstream
-from sglang_overlay.mask_policy import DroppedMaskError
+from sglang_overlay.mask_policy import Drafts, DroppedMaskError
 from sglang_overlay.srt import admission, selection
 from sglang_overlay.switches import Switches
 from sglang_overlay.verify_engine import ImpossibleVerifyError
@@ -20,6 +20,7 @@ def _sglang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upstream, "registered_backends", lambda: names)
     monkeypatch.setattr(upstream, "release", lambda: "0.5.12.post1")
     monkeypatch.setattr(upstream, "mla_pool_moves_rows", lambda: False)
+    monkeypatch.setattr(upstream, "attention_layers", lambda model: model)
     monkeypatch.setattr(selection, "capability_of", lambda device: (9, 0))
 
 
@@ -121,13 +122,52 @@ def runner(args: Any, attn_backend: Any) -> Any:
         attn_backend=attn_backend,
         use_mla_backend=args.mla,
         kv_cache_dtype="torch.bfloat16",
+        model=[layer(0), layer(1)],
+        token_to_kv_pool=SimpleNamespace(kv_cache_dim=576),
         tp_rank=0,
         tp_group=SimpleNamespace(world_size=1),
     )
 
 
+def layer(number: int, **changes: Any) -> Any:
+    """Return an attention layer: what the selection reads of it."""
+    fields: dict[str, Any] = {
+        "layer_id": number,
+        "sliding_window_size": -1,
+        "logit_cap": 0.0,
+        "xai_temperature_len": -1,
+        "is_cross_attention": False,
+        "attn_type": SimpleNamespace(value="decoder"),
+        "k_scale_float": None,
+        "v_scale_float": None,
+        "tp_q_head_num": 8,
+        "tp_k_head_num": 2,
+        "qk_head_dim": 128,
+        "v_head_dim": 128,
+    } | changes
+    return SimpleNamespace(**fields)
+
+
 def flashmla() -> Any:
-    return backend("FlashMLABackend", kv_cache_dim=576)
+    return backend("FlashMLABackend")
+
+
+def triton() -> Any:
+    return backend("TritonAttnBackend")
+
+
+class Attached(list[Any]):
+    """Keeps what the selection was told to attach."""
+
+    def __call__(self, model_runner: Any, drafts: Any, engine: str) -> None:
+        self.append((model_runner, str(drafts), engine))
+
+
+@pytest.fixture
+def attached(monkeypatch: pytest.MonkeyPatch) -> Attached:
+    kept = Attached()
+    monkeypatch.setattr(selection, "attach", kept)
+    return kept
 
 
 def test_objects_show_what_a_name_cannot() -> None:
@@ -141,7 +181,7 @@ def test_objects_show_what_a_name_cannot() -> None:
 
 
 def test_a_wrapped_backend_is_refused_by_object() -> None:
-    args = arguments("EAGLE", "triton", speculative_eagle_topk=4)
+    args = arguments("EAGLE", "triton", speculative_eagle_topk=4, page_size=64)
     wrapped = backend("TboAttnBackend", primary=flashmla())
     with pytest.raises(DroppedMaskError, match="verify runs on FlashMLABackend"):
         admission.admit_runner(runner(args, wrapped))
@@ -178,15 +218,13 @@ def test_a_tree_on_flashmla_is_refused_with_the_reason_why_the_adapter_cannot_he
 
 
 def test_a_tree_on_flashmla_is_admitted_where_the_adapter_runs(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, attached: Attached
 ) -> None:
     monkeypatch.setattr(upstream, "mla_pool_moves_rows", lambda: True)
-    attached: list[Any] = []
-    monkeypatch.setattr(selection, "attach", attached.append)
     admission.admit_arguments(PAGED_TREE)
     target = runner(PAGED_TREE, flashmla())
     admission.admit_runner(target)
-    assert attached == [target]
+    assert attached == [(target, "EAGLE (a tree of width 4)", "flashmla")]
     assert target.overlay_identity.verify_path == "flashmla-tree"
     assert target.overlay_identity.mask_policy == "tree: mask honoured"
     assert target.overlay_identity.tree_size == 16
@@ -212,22 +250,144 @@ def test_an_engine_that_is_asked_for_and_impossible_ends_the_launch_by_name_and_
         admission.admit_runner(runner(args, flashmla()))
 
 
-def test_a_forced_chain_runs_the_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forced_chain_runs_the_adapter(
+    monkeypatch: pytest.MonkeyPatch, attached: Attached
+) -> None:
     monkeypatch.setattr(switches, "ACTIVE", Switches(force_tree=True))
-    attached: list[Any] = []
-    monkeypatch.setattr(selection, "attach", attached.append)
     args = arguments("DFLASH", "flashmla", page_size=64)
     admission.admit_arguments(args)
     target = runner(args, flashmla())
     admission.admit_runner(target)
-    assert attached == [target]
+    assert attached == [(target, "DFLASH (a chain)", "flashmla")]
     assert target.overlay_identity.verify_path == "flashmla-tree"
     assert target.overlay_identity.mask_policy == "chain: right without a mask"
 
 
+@pytest.mark.parametrize(
+    ("page_size", "mode", "engine"),
+    [(1, "prefill", "portable"), (64, "prefill", "flashmla"), (1, "decode", "portable")],
+)
+def test_dflash_on_triton_runs_the_adapter(
+    page_size: int,
+    mode: str,
+    engine: str,
+    attached: Attached,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = ("triton", "fa3") if mode == "prefill" else ("fa3", "triton")
+    args = arguments(
+        "DFLASH",
+        names[0],
+        decode=names[1],
+        speculative_attention_mode=mode,
+        page_size=page_size,
+    )
+    admission.admit_arguments(args)
+    monkeypatch.setattr(upstream, "verify_backend_of_hybrid", lambda hybrid: hybrid.verifies)
+    target = runner(args, backend("HybridAttnBackend", verifies=triton()))
+    with caplog.at_level(logging.INFO):
+        admission.admit_runner(target)
+    assert attached == [(target, "DFLASH (a chain)", engine)]
+    assert target.overlay_identity.verify_path == f"{engine}-tree"
+    assert target.overlay_identity.verify_backend == "TritonAttnBackend"
+    assert caplog.records[1].message == (
+        f"Verify engine: {engine}, because SGLang's own kernel verifies DFLASH (a chain) without "
+        "splitting the prefix"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"sliding_window_size": 128}, "layer 1 has a sliding window"),
+        ({"logit_cap": 30.0}, "layer 1 has a logit cap"),
+        ({"xai_temperature_len": 1024}, "layer 1 has a temperature by position"),
+        ({"is_cross_attention": True}, "layer 1 has another mask than the causal one"),
+        ({"attn_type": SimpleNamespace(value="encoder_only")}, "another mask than the causal one"),
+        ({"k_scale_float": 0.5}, "keys or values have a scale of 0.5"),
+    ],
+)
+def test_a_layer_that_no_engine_can_do_keeps_stock(
+    changes: dict[str, Any], reason: str, attached: Attached, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = runner(arguments("DFLASH", "triton"), triton())
+    target.model[1] = layer(1, **changes)
+    with caplog.at_level(logging.INFO):
+        admission.admit_runner(target)
+    assert attached == []
+    assert reason in caplog.records[1].message
+    assert target.overlay_identity.verify_path == "causal"
+    assert target.overlay_identity.tree_size is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, ""),
+        ({"v_scale_float": 2.0}, "keys or values have a scale of 2.0"),
+        ({"tp_q_head_num": 4}, "layers have heads of several shapes, which no engine does"),
+        ({"sliding_window_size": 128}, "layer 1 has a sliding window, which no engine does"),
+    ],
+)
+def test_a_model_without_mla_is_verified_on_triton_where_its_heads_allow(
+    changes: dict[str, Any], reason: str, attached: Attached, caplog: pytest.LogCaptureFixture
+) -> None:
+    args = arguments("DFLASH", "triton", mla=False, page_size=64)
+    target = runner(args, triton())
+    target.model[1] = layer(1, **changes)
+    target.token_to_kv_pool = SimpleNamespace()
+    with caplog.at_level(logging.INFO):
+        admission.admit_runner(target)
+    assert bool(attached) == (not reason)
+    assert reason in caplog.records[1].message
+
+
+def test_heads_that_are_too_wide_keep_stock(attached: Attached) -> None:
+    target = runner(arguments("DFLASH", "triton", mla=False), triton())
+    target.model = [layer(0, v_head_dim=512)]
+    facts = selection.facts_by_object(target, Drafts(algorithm="DFLASH", width=1))
+    assert facts.odd_layer == "heads are wider than 256"
+
+
+def test_a_tree_on_a_kernel_that_counts_rows_is_refused_and_a_chain_is_not() -> None:
+    tree = arguments("EAGLE", "triton", speculative_eagle_topk=4, mla=False)
+    chain = arguments("EAGLE", "triton", mla=False)
+    for changes in ({"sliding_window_size": 128}, {"xai_temperature_len": 1024}):
+        for args in (tree, chain):
+            admission.admit_arguments(args)
+            target = runner(args, triton())
+            admission.admit_runner(target)
+            target.model[1] = layer(1, **changes)
+            if args is chain:
+                admission.admit_runner(target)
+                continue
+            with pytest.raises(
+                DroppedMaskError, match="takes a draft token's row for its position"
+            ):
+                admission.admit_runner(target)
+
+
+def test_keys_that_flashmla_stores_as_they_are_may_have_a_scale(attached: Attached) -> None:
+    target = runner(arguments("DFLASH", "flashmla", page_size=64), flashmla())
+    target.model[1] = layer(1, k_scale_float=0.5)
+    choice = admission.choose(
+        Drafts(algorithm="DFLASH", width=1),
+        selection.facts_by_object(target, Drafts(algorithm="DFLASH", width=1)),
+    )
+    assert choice.could_run_adapter
+
+
+def test_a_stock_tree_commits_on_page_one_without_moving_rows(attached: Attached) -> None:
+    drafts = Drafts(algorithm="EAGLE", width=4)
+    for page_size, commits in ((1, True), (64, False)):
+        args = arguments("EAGLE", "triton", speculative_eagle_topk=4, page_size=page_size)
+        assert selection.facts_by_name(args, drafts, "X").commits_trees is commits
+
+
 def test_a_class_that_only_has_the_name_runs_no_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(switches, "ACTIVE", Switches(force_tree=True))
-    double = type("FlashMLABackend", (), {"__module__": "elsewhere", "kv_cache_dim": 576})()
+    double = type("FlashMLABackend", (), {"__module__": "elsewhere"})()
     args = arguments("DFLASH", "flashmla", page_size=64)
     with pytest.raises(ImpossibleVerifyError, match=r"verify runs on elsewhere\.FlashMLABackend"):
         admission.admit_runner(runner(args, double))

@@ -1,8 +1,9 @@
 """STAND-IN for the GPU under the overlay's verify adapter: the bed's reference kernels, in float32.
 
-The overlay verifies no tree without a Hopper GPU. Here it is told that there is one, that FlashMLA
-reads the bed's float32 cache, and its engine runs on `reference`. Everything else is the product:
-hooks, selection, plan, adapter, and its Triton kernels in the interpreter.
+The overlay verifies nothing without a GPU. Here it is told that there is a Hopper one, that its
+engines read the bed's float32 cache, and FlashMLA runs on `reference`. Everything else is the
+product: hooks, selection, plan, adapter, the portable engine, and their Triton kernels in the
+interpreter.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ def install() -> None:
     from sglang_overlay import verify_engine
     from sglang_overlay.srt import selection
 
-    verify_engine.CACHE_DTYPES = verify_engine.CACHE_DTYPES | {"float32"}
+    for name, known in verify_engine.CACHE_DTYPES.items():
+        verify_engine.CACHE_DTYPES[name] = known | {"float32"}
     selection.capability_of = lambda device: (9, 0)
     _install_engine()
 
 
 def _install_engine() -> None:
+    from sglang_overlay import verify_engine
     from sglang_overlay.attention.flashmla import FlashMlaEngine
     from sglang_overlay.srt import tree_verify
 
@@ -54,7 +57,11 @@ def _install_engine() -> None:
                 )
             return super().run(*args)
 
-    def engine(backend: Any, *, max_requests: int) -> ReferenceFlashMla:
-        return ReferenceFlashMla(max_requests=max_requests)
+    stock = tree_verify.prefix_engine
 
-    tree_verify.prefix_engine = engine
+    def prefix_engine(engine: str, sizes: Any, *args: Any) -> Any:
+        if engine == verify_engine.FLASHMLA:
+            return ReferenceFlashMla(max_requests=sizes.max_requests)
+        return stock(engine, sizes, *args)
+
+    tree_verify.prefix_engine = prefix_engine  # type: ignore[assignment]

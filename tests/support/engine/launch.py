@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tests.support.engine.models import write_models
+from tests.support.engine.models import Models, write_models
 
 REPOSITORY = Path(__file__).parents[3]
 STUBS = Path(__file__).with_name("stubs")
@@ -20,15 +20,18 @@ _MODELS = REPOSITORY / ".cache" / "engine-models"
 class Launch:
     """How to start SGLang.
 
-    ``tree`` holds ``sglang/`` and its dist-info. ``algorithm`` is ``DFLASH`` or empty for plain
-    decoding. ``options`` are further server arguments by their Python name, ``variables`` further
-    environment variables; both override the bed's own.
+    ``tree`` holds ``sglang/`` and its dist-info. ``algorithm`` is ``DFLASH``, ``DDTREE`` or
+    empty for plain decoding. ``experts`` and ``grouped`` choose another target: with mixtures of
+    experts, and with grouped-query attention instead of MLA. ``options`` are further server
+    arguments by their Python name, ``variables`` further environment variables; both override the
+    bed's own.
     """
 
     tree: Path
     attention: str = "flashmla"
     algorithm: str = "DFLASH"
     experts: bool = False
+    grouped: bool = False
     ranks: int = 1
     options: tuple[tuple[str, Any], ...] = ()
     variables: tuple[tuple[str, str], ...] = ()
@@ -50,7 +53,7 @@ class Launch:
         """Return keyword arguments for ``ServerArgs``; writes the model folders if need be."""
         models = write_models(_MODELS)
         arguments: dict[str, Any] = {
-            "model_path": str(models.moe_target if self.experts else models.target),
+            "model_path": str(self._target(models)),
             "device": "cpu",
             "dtype": "float32",
             "load_format": "dummy",
@@ -66,13 +69,18 @@ class Launch:
             "tp_size": self.ranks,
             "log_level": "warning",
         }
-        if self.algorithm == "DFLASH":
+        if self.algorithm:
             arguments |= {
-                "speculative_algorithm": "DFLASH",
+                "speculative_algorithm": self.algorithm,
                 "speculative_draft_model_path": str(models.drafter),
                 "speculative_draft_attention_backend": "triton",
             }
         return arguments | dict(self.options)
+
+    def _target(self, models: Models) -> Path:
+        if self.grouped:
+            return models.grouped_target
+        return models.moe_target if self.experts else models.target
 
     def command(self, port: int) -> list[str]:
         """Return the command line of a real server on 127.0.0.1:``port``."""

@@ -1,4 +1,4 @@
-"""Model folders small enough for two cores: a DeepSeek-V3-shaped MLA target and a DFlash drafter.
+"""Model folders small enough for two cores: targets like DeepSeek-V3 and Llama, a DFlash drafter.
 
 They hold a configuration only. SGLang loads them with ``load_format=dummy``, and the harness fills
 in weights (`tests.support.engine.weights`); tokens are ids, so there is no tokenizer either.
@@ -25,16 +25,21 @@ class Models:
 
     target: Path
     moe_target: Path
+    grouped_target: Path
     drafter: Path
 
 
 def write_models(folder: Path) -> Models:
-    """Write the three model folders below ``folder`` (idempotent) and say where they are."""
+    """Write the model folders below ``folder`` (idempotent) and say where they are."""
     made = Models(
-        target=folder / "target", moe_target=folder / "target-moe", drafter=folder / "drafter"
+        target=folder / "target",
+        moe_target=folder / "target-moe",
+        grouped_target=folder / "target-grouped",
+        drafter=folder / "drafter",
     )
     _write(made.target, _target(experts_from=TARGET_LAYERS))
     _write(made.moe_target, _target(experts_from=1))
+    _write(made.grouped_target, _grouped_target())
     _write(made.drafter, _drafter())
     return made
 
@@ -88,6 +93,33 @@ def _target(*, experts_from: int) -> dict[str, object]:
         "tie_word_embeddings": False,
         "use_cache": True,
         "num_nextn_predict_layers": 0,
+        "bos_token_id": 256,
+        "eos_token_id": 257,
+    }
+
+
+def _grouped_target() -> dict[str, object]:
+    """Describe a target without MLA: two query heads share a KV head."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "torch_dtype": "float32",
+        "vocab_size": VOCABULARY,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": TARGET_LAYERS,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 4096,
+        "rope_theta": 10000.0,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "initializer_range": 0.02,
+        "tie_word_embeddings": False,
+        "use_cache": True,
         "bos_token_id": 256,
         "eos_token_id": 257,
     }

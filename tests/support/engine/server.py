@@ -45,6 +45,17 @@ class Server:
         with urllib.request.urlopen(request, timeout=120) as answer:
             return json.loads(answer.read())
 
+    def stream(self, path: str, body: dict[str, Any]) -> list[Any]:
+        """Send ``body`` as JSON and return every event of the answer, decoded."""
+        request = urllib.request.Request(
+            self.url + path,
+            data=json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            lines = [line.removeprefix(b"data: ") for line in answer if line.startswith(b"data: ")]
+        return [json.loads(line) for line in lines if b"[DONE]" not in line]
+
     def is_serving(self) -> bool:
         """Say whether the server answers that it is healthy."""
         try:

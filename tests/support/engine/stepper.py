@@ -21,13 +21,17 @@ class Stepper:
         self.scheduler: Any = Scheduler(server_args, ports, 0, 0, 0, 0, 0, 0, None)
         self._submitted = 0
 
-    def submit(self, prompt: Sequence[int], *, tokens: int) -> Any:
-        """Queue a greedy request for ``tokens`` new tokens; return SGLang's own ``Req``."""
+    def submit(self, prompt: Sequence[int], *, tokens: int, **sampling: Any) -> Any:
+        """Queue a greedy request for ``tokens`` new tokens; return SGLang's own ``Req``.
+
+        ``sampling`` are further sampling parameters, or others in place of the greedy ones.
+        """
         from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
         from sglang.srt.sampling.sampling_params import SamplingParams
 
-        sampling = SamplingParams(temperature=0.0, max_new_tokens=tokens, ignore_eos=True)
-        sampling.normalize(None)
+        wanted = {"temperature": 0.0, "max_new_tokens": tokens, "ignore_eos": True} | sampling
+        params = SamplingParams(**wanted)
+        params.normalize(self.scheduler.tokenizer)
         self._submitted += 1
         self.scheduler.handle_generate_request(
             TokenizedGenerateReqInput(
@@ -35,7 +39,7 @@ class Stepper:
                 input_text="",
                 input_ids=list(prompt),
                 mm_inputs=None,
-                sampling_params=sampling,
+                sampling_params=params,
                 return_logprob=False,
                 logprob_start_len=-1,
                 top_logprobs_num=0,

@@ -1,4 +1,4 @@
-"""The decorators on ``FlashMLABackend``: who is asked, with what, and when stock goes on alone."""
+"""The decorators on SGLang's attention backends: who is asked, and when stock goes on alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 import torch
 from sglang_overlay import switches
 from sglang_overlay.attention.plan import PlanSizes
-from sglang_overlay.srt import flashmla_hooks, tree_verify
+from sglang_overlay.mask_policy import Drafts
+from sglang_overlay.srt import tree_verify, verify_hooks
 from sglang_overlay.switches import Switches
 
 NODES = 4
@@ -34,10 +35,16 @@ class Adapter:
         return torch.zeros(query.shape[0], query.shape[1], 512)
 
 
-def backend_with_adapter() -> tuple[Any, Adapter]:
+def backend_with_adapter(algorithm: str = "DFLASH", width: int = 1) -> tuple[Any, Adapter]:
     backend, adapter = SimpleNamespace(), Adapter()
     table = torch.zeros(3, 64, dtype=torch.int32)
-    verify = tree_verify.TreeVerify(adapter, req_to_token=table, heads=2)  # type: ignore[arg-type]
+    drafts = Drafts(algorithm=algorithm, width=width)
+    verify = tree_verify.TreeVerify(
+        adapter,  # type: ignore[arg-type]
+        drafts,
+        req_to_token=table,
+        heads=2,
+    )
     tree_verify.attach(backend, verify)
     return backend, adapter
 
@@ -50,7 +57,7 @@ def stock(*arguments: Any, **named: Any) -> tuple[str, int]:
 def call(hook: str, backend: Any, mode: Any, spec: Any = None) -> Any:
     """Call one decorated method as SGLang does, for two requests in a graph of three."""
     rows, lens = torch.tensor([2, 1, 0]), torch.tensor([9, 30, 1])
-    decorated: Any = getattr(flashmla_hooks, hook)(stock)
+    decorated: Any = getattr(verify_hooks, hook)(stock)
     if hook == "eager_metadata":
         batch = SimpleNamespace(
             forward_mode=mode, req_pool_indices=rows, seq_lens=lens, spec_info=spec
@@ -75,12 +82,12 @@ def call(hook: str, backend: Any, mode: Any, spec: Any = None) -> Any:
 HOOKS = ("eager_metadata", "capture_metadata", "replay_metadata", "forward_extend")
 
 
-@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("hook", [*HOOKS, "graph_buffers", "graph_state"])
 def test_switched_off_every_hook_is_the_stock_method(
     hook: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(switches, "ACTIVE", Switches(disabled=True))
-    assert getattr(flashmla_hooks, hook)(stock) is stock
+    assert getattr(verify_hooks, hook)(stock) is stock
 
 
 @pytest.mark.parametrize("hook", HOOKS)
@@ -109,10 +116,50 @@ def test_parents_and_padding_reach_the_adapter(hook: str) -> None:
 
 def test_a_full_mask_is_handed_on_as_it_is() -> None:
     backend, adapter = backend_with_adapter()
-    mask = torch.ones(7, dtype=torch.bool)
+    mask = torch.tensor([True, False, True])
     call("replay_metadata", backend, VERIFY, drafted(custom_mask=mask))
     assert adapter.steps[0][2] is None
-    assert adapter.full_mask is mask
+    assert adapter.full_mask.data_ptr() == mask.data_ptr()
+    assert adapter.full_mask.tolist() == mask.tolist()
+
+
+def test_a_mask_in_bytes_as_eagle_fills_it_on_triton_is_one_too() -> None:
+    backend, adapter = backend_with_adapter("EAGLE", width=4)
+    mask = torch.tensor([1, 0, 1], dtype=torch.uint8)
+    call("eager_metadata", backend, VERIFY, drafted(custom_mask=mask))
+    assert adapter.full_mask.tolist() == [True, False, True]
+
+
+def test_the_mask_of_a_chain_that_is_filled_after_preparing_is_not_read() -> None:
+    backend, adapter = backend_with_adapter("EAGLE", width=1)
+    mask = torch.zeros(7, dtype=torch.bool)
+    call("replay_metadata", backend, VERIFY, drafted(custom_mask=mask))
+    assert adapter.full_mask is None
+    assert adapter.steps[0][2] == [[-1, 0, 1, 2]] * 3
+
+
+def test_sinks_are_refused() -> None:
+    backend, _ = backend_with_adapter()
+    layer = SimpleNamespace(layer_id=5)
+    batch = SimpleNamespace(forward_mode=VERIFY)
+    forward: Any = verify_hooks.forward_extend(stock)
+    with pytest.raises(ValueError, match="sinks: got some in layer 5, needed none"):
+        forward(backend, "q", "k", "v", layer, batch, sinks=torch.ones(2))
+    plain = forward(SimpleNamespace(), "q", "k", "v", layer, batch, sinks=torch.ones(2))
+    assert plain == ("stock", 8)
+
+
+def graph_tokens(backend: Any) -> int:
+    """Return for how many tokens stock would allocate its buffers, of 24 for 3 requests."""
+    hooked: Any = verify_hooks.graph_state(lambda backend, max_bs, tokens: tokens)
+    return int(hooked(backend, max_bs=3, max_num_tokens=24))
+
+
+def test_buffers_of_graphs_that_are_never_captured_are_small() -> None:
+    assert graph_tokens(SimpleNamespace()) == 24
+    assert graph_tokens(backend_with_adapter()[0]) == 3
+    # EAGLE's masks are made in one of these buffers.
+    assert graph_tokens(backend_with_adapter("EAGLE", width=4)[0]) == 24
 
 
 @pytest.mark.parametrize("spec", [None, drafted(custom_mask=None), drafted()])
@@ -157,3 +204,35 @@ def test_the_counter_counts_prepared_steps() -> None:
     for hook in HOOKS[:3]:
         call(hook, backend, VERIFY, drafted())
     assert tree_verify.of(backend, VERIFY).steps == 3  # type: ignore[union-attr]
+
+
+def backend_of(context: int, drafts: int) -> Any:
+    """Return a backend as far as its page table goes; SGLang has 4 spare columns a request."""
+    table = torch.zeros(3, context + 4 + drafts, dtype=torch.int32)
+    return SimpleNamespace(req_to_token=table, max_context_len=context)
+
+
+def table_given(backend: Any, *more: Any) -> Any:
+    """Return the page table that SGLang's method is given for 3 requests."""
+    decorated: Any = verify_hooks.graph_buffers(lambda *arguments: arguments)
+    assert decorated(backend, 3, 300, *more)[:3] == (backend, 3, 300)
+    return decorated(backend, 3, 300, *more)[3]
+
+
+@pytest.mark.parametrize("context", [4032, 4095, 4096])
+@pytest.mark.parametrize("drafts", [1, 2, 16, 64, 65, 66, 128, 256])
+def test_the_graph_table_has_room_for_the_drafts_of_a_full_context(
+    context: int, drafts: int
+) -> None:
+    table = table_given(backend_of(context, drafts))
+    pages = (context + 64) // 64 if table is None else table.shape[1]
+    assert pages * 64 >= context + drafts
+    if table is not None:
+        assert (tuple(table.shape), table.dtype) == ((3, pages), torch.int32)
+        assert (table == 1).all()
+
+
+def test_a_table_that_is_wide_enough_or_given_is_left_alone() -> None:
+    assert table_given(backend_of(4096, 16)) is None
+    given = torch.zeros(3, 1)
+    assert table_given(backend_of(4096, 100), given) is given
