@@ -7,6 +7,8 @@
 ``SGLANG_OVERLAY_VERIFY_ENGINE``       ``stock``: the overlay verifies nothing itself; ``flashmla``:
                                        a server where it could not is refused; unset: where it can
 ``SGLANG_OVERLAY_FORCE_TREE``          ``1``: the overlay verifies chains as trees too; for tests
+``SGLANG_OVERLAY_KV_SLOTS``            ``off``, ``placement``, ``idle`` or ``live``: how far the
+                                       overlay goes with KV slots; see ``kvcache/levels.py``
 =====================================  ============================================================
 
 Any other value than these, ``0`` or nothing is an error: a switch that is misspelt must not pass
@@ -24,9 +26,13 @@ ALLOW_DROPPED_MASK = "SGLANG_OVERLAY_ALLOW_DROPPED_MASK"
 
 VERIFY_ENGINE = "SGLANG_OVERLAY_VERIFY_ENGINE"
 FORCE_TREE = "SGLANG_OVERLAY_FORCE_TREE"
+KV_SLOTS = "SGLANG_OVERLAY_KV_SLOTS"
 
 STOCK = "stock"
 ENGINES = ("flashmla", STOCK)
+
+OFF, PLACEMENT, IDLE, LIVE = "off", "placement", "idle", "live"
+KV_LEVELS = (OFF, PLACEMENT, IDLE, LIVE)
 
 _VALUES = {"": False, "0": False, "1": True}
 
@@ -35,13 +41,15 @@ _VALUES = {"": False, "0": False, "1": True}
 class Switches:
     """The overlay's switches as this process was started with them.
 
-    ``verify_engine`` is one of `ENGINES`, or empty where the operator leaves the choice open.
+    ``verify_engine`` is one of `ENGINES`, ``kv_slots`` one of `KV_LEVELS`; either is empty where
+    the operator leaves the choice open.
     """
 
     disabled: bool = False
     allow_dropped_mask: bool = False
     verify_engine: str = ""
     force_tree: bool = False
+    kv_slots: str = ""
 
 
 def read_switches(environment: Mapping[str, str]) -> Switches:
@@ -53,8 +61,9 @@ def read_switches(environment: Mapping[str, str]) -> Switches:
     return Switches(
         disabled=_read(environment, DISABLE),
         allow_dropped_mask=_read(environment, ALLOW_DROPPED_MASK),
-        verify_engine=_read_engine(environment),
+        verify_engine=_read_one_of(environment, VERIFY_ENGINE, ENGINES),
         force_tree=_read(environment, FORCE_TREE),
+        kv_slots=_read_one_of(environment, KV_SLOTS, KV_LEVELS),
     )
 
 
@@ -65,12 +74,11 @@ def _read(environment: Mapping[str, str], name: str) -> bool:
     return _VALUES[value]
 
 
-def _read_engine(environment: Mapping[str, str]) -> str:
-    value = environment.get(VERIFY_ENGINE, "")
-    if value not in ("", *ENGINES):
+def _read_one_of(environment: Mapping[str, str], name: str, values: tuple[str, ...]) -> str:
+    value = environment.get(name, "")
+    if value not in ("", *values):
         raise ValueError(
-            f"{VERIFY_ENGINE}={value!r} is not understood: set it to {' or '.join(ENGINES)}, "
-            "or unset it"
+            f"{name}={value!r} is not understood: set it to {' or '.join(values)}, or unset it"
         )
     return value
 
