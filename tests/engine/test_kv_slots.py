@@ -27,7 +27,7 @@ ROUNDS = Workload(
     ),
     tokens=14,
 )
-PAGES = {
+PAGES: dict[int, dict[str, Any]] = {
     1: {"attention": "triton", "options": (("page_size", 1),)},
     64: {"attention": "flashmla"},
 }
@@ -48,8 +48,9 @@ def moving_everything(
     import numpy as np
     import torch
     from sglang_overlay import upstream
+    from sglang_overlay.kvcache import planner
     from sglang_overlay.kvcache.planner import Move
-    from sglang_overlay.srt import kv_compaction, kv_layout, kv_movers
+    from sglang_overlay.srt import kv_layout, kv_movers
 
     def scatter(pieces: Any, parents: Any, free: Any, *, budget: int) -> list[Move]:
         spread, moves = free[::-1], []
@@ -79,7 +80,7 @@ def moving_everything(
             raise RuntimeError("a pass changed what a cached token's slots hold")
         return moved
 
-    kv_compaction.plan = scatter
+    planner.plan = scatter
     compactor._pass = checked_pass
     compactor._movers = [kv_movers.mover(pools[name]) for name in pools if name != forgets]
     result = generate_by_steps(bed, rounds, tokens)

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from sglang_overlay.kvcache import planner
 from sglang_overlay.kvcache.metrics import Units
-from sglang_overlay.kvcache.planner import plan
 from sglang_overlay.srt.kv_layout import cached, free_units
 
 logger = logging.getLogger(__name__)
@@ -90,7 +90,9 @@ class Compactor:
         page = self._allocator.page_size
         found = cached(self._tree_cache, unlocked=unlocked)
         pieces = found.pieces(page)
-        moves = plan(pieces, found.parents, free_units(self._allocator), budget=BUDGET // page)
+        moves = planner.plan(
+            pieces, found.parents, free_units(self._allocator), budget=BUDGET // page
+        )
         if not moves:
             return 0
         moved = self._carry_out(
