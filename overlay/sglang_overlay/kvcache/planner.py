@@ -33,28 +33,40 @@ class Move:
 
 
 def plan(
-    pieces: Sequence[Piece], parents: Sequence[int], free: Units, *, budget: int
+    pieces: Sequence[Piece], parents: Sequence[int], free: Units, *, budget: int, scarce: bool
 ) -> list[Move]:
     """Return moves of at most ``budget`` units in all, those that can save most per unit first.
 
     ``parents`` names for each piece the one that it goes on from, `NOTHING` where there is none.
     ``free`` [f] int64, ascending: the units that may be written. A piece goes right behind its
     parent if there is room; else to the shortest free run that holds it; else over the longest
-    ones. It stays where it is unless that saves runs.
+    ones. It stays where it is unless that saves runs. With ``scarce``, runs of free units count as
+    much as those of the pieces: in a full pool, a piece made whole at the price of scattered free
+    units would only scatter the next request.
     """
     layout = _Layout(pieces, parents)
-    space = _FreeRuns(free)
+    space = _FreeRuns(free, highest=max((int(piece.units.max()) for piece in pieces), default=0))
     moves = []
     for index in layout.ranked():
-        size = len(pieces[index].units)
-        runs = layout.runs_saved_by_leaving(index)
-        if size > budget or runs < 1:
+        units, end = pieces[index].units, layout.end_of_parent(index)
+        saved = layout.runs_saved_by_leaving(index)
+        most = saved - 1
+        if scarce:
+            most = min(saved, most - space.runs_added_by_release(units))
+        if len(units) > budget or most < 0:
             continue
-        found = space.take(size, behind=layout.end_of_parent(index), fewer_than=runs)
-        if found is not None:
-            layout.move(index, found)
-            moves.append(Move(piece=index, destination=found))
-            budget -= size
+        found = space.take(len(units), behind=end, most_runs=most)
+        if found is None:
+            continue
+        # What the piece leaves may have bordered on the very units that it has taken.
+        added = space.runs_added_by_release(units) if scarce else 0
+        if new_runs(Piece(units=found, after=end)) + added >= saved:
+            space.release(found)
+            continue
+        layout.move(index, found)
+        space.release(units)
+        moves.append(Move(piece=index, destination=found))
+        budget -= len(units)
     return moves
 
 
@@ -95,21 +107,34 @@ class _Layout:
 class _FreeRuns:
     """The free runs, to take from."""
 
-    def __init__(self, free: Units) -> None:
+    def __init__(self, free: Units, *, highest: int) -> None:
         starts, lengths = free[run_starts(free)], run_lengths(free)
         self._length = dict(zip(starts.tolist(), lengths.tolist(), strict=True))
         self._runs = sorted((length, start) for start, length in self._length.items())
+        # What will be free after the plan; what it releases can only be written by the next one.
+        self._free = np.zeros(max(highest, int(free.max(initial=0))) + 2, dtype=bool)
+        self._free[free] = True
 
-    def take(self, size: int, *, behind: int, fewer_than: int) -> Units | None:
-        """Take ``size`` units in fewer than ``fewer_than`` new runs, or None and take nothing."""
+    def runs_added_by_release(self, units: Units) -> int:
+        """Return how many free runs there are more once ``units``, a piece's, are free."""
+        starts, lengths = units[run_starts(units)], run_lengths(units)
+        before, behind = self._free[starts - 1], self._free[starts + lengths]
+        return len(starts) - int(np.count_nonzero(before)) - int(np.count_nonzero(behind))
+
+    def release(self, units: Units) -> None:
+        """Take note that ``units`` will be free."""
+        self._free[units] = True
+
+    def take(self, size: int, *, behind: int, most_runs: int) -> Units | None:
+        """Take ``size`` units in at most ``most_runs`` new runs, or None and take nothing."""
         if behind != NOTHING and self._length.get(behind + 1, 0) >= size:
             return self._cut((self._length[behind + 1], behind + 1), size)
-        if fewer_than < 2:
+        if most_runs < 1:
             return None
         best = bisect.bisect_left(self._runs, (size, 0))
         if best < len(self._runs):
             return self._cut(self._runs[best], size)
-        if sum(length for length, _ in self._runs[1 - fewer_than :]) < size:
+        if sum(length for length, _ in self._runs[-most_runs:]) < size:
             return None
         parts = []
         while size:
@@ -124,4 +149,5 @@ class _FreeRuns:
         if length > size:
             bisect.insort(self._runs, (length - size, start + size))
             self._length[start + size] = length - size
+        self._free[start : start + size] = False
         return np.arange(start, start + size, dtype=np.int64)

@@ -29,6 +29,8 @@ Mover = Callable[[torch.Tensor, torch.Tensor], None]
 # Tokens that one pass moves at most: a request that arrives meanwhile waits for it.
 BUDGET = 16384
 LONGEST_PAUSE = 512
+# Below this share of free tokens, free runs are what the next request will be made of.
+SCARCE = 1 / 8
 
 
 @dataclass
@@ -90,8 +92,13 @@ class Compactor:
         page = self._allocator.page_size
         found = cached(self._tree_cache, unlocked=unlocked)
         pieces = found.pieces(page)
+        free = free_units(self._allocator)
         moves = planner.plan(
-            pieces, found.parents, free_units(self._allocator), budget=BUDGET // page
+            pieces,
+            found.parents,
+            free,
+            budget=BUDGET // page,
+            scarce=len(free) * page < self._allocator.size * SCARCE,
         )
         if not moves:
             return 0

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sglang_overlay.kvcache.metrics import NOTHING, Piece, new_runs
+from sglang_overlay.kvcache.metrics import NOTHING, Piece, new_runs, run_starts
 from sglang_overlay.kvcache.planner import plan
 
 
@@ -14,10 +16,14 @@ def piece(*units: int, after: int = -1) -> Piece:
 
 
 def moved(
-    pieces: list[Piece], free: list[int], budget: int = 1000, parents: list[int] | None = None
+    pieces: list[Piece],
+    free: list[int],
+    budget: int = 1000,
+    parents: list[int] | None = None,
+    scarce: bool = False,
 ) -> dict[int, list[int]]:
     ancestry = parents or [NOTHING] * len(pieces)
-    moves = plan(pieces, ancestry, np.array(free, dtype=np.int64), budget=budget)
+    moves = plan(pieces, ancestry, np.array(free, dtype=np.int64), budget=budget, scarce=scarce)
     return {move.piece: move.destination.tolist() for move in moves}
 
 
@@ -64,6 +70,24 @@ def test_what_saves_nothing_is_not_moved() -> None:
     assert moved([piece(1, 3)], []) == {}
 
 
+def test_in_a_full_pool_runs_are_not_bought_with_scattered_free_units() -> None:
+    # Whole at 20, it would leave three free units alone where there was one run.
+    assert moved([piece(1, 3, 5)], [20, 21, 22, 23], scarce=True) == {}
+    assert moved([piece(1, 3, 5)], [2, 4, 20, 21, 22, 23], scarce=True) == {0: [20, 21, 22]}
+
+
+def test_in_a_full_pool_a_piece_that_parts_free_units_moves_out_of_the_way() -> None:
+    free = [2, 5, 20, 21]
+    assert moved([piece(3, 4)], free, scarce=True) == {0: [20, 21]}
+    assert moved([piece(3, 4)], free) == {}
+
+
+def test_what_borders_on_the_room_that_is_taken_is_counted_as_left_alone() -> None:
+    # 8 would join the free run behind it, but that is where the piece would go.
+    assert moved([piece(8, 13)], [9, 10, 11], scarce=True) == {}
+    assert moved([piece(8, 13)], [9, 10, 11]) == {0: [9, 10]}
+
+
 def test_the_budget_goes_where_it_saves_most() -> None:
     long = piece(1, 2, 3, 4, 6, 7, 8, 9)
     short = piece(11, 13, 15)
@@ -91,21 +115,30 @@ def runs(pieces: list[Piece], parents: list[int]) -> int:
     )
 
 
+def free_runs(free: Iterable[int]) -> int:
+    return len(run_starts(np.array(sorted(free), dtype=np.int64)))
+
+
 @settings(max_examples=200, deadline=None)
-@given(pools())
+@given(pools(), st.booleans())
 def test_a_plan_saves_runs_uses_free_units_once_and_keeps_the_budget(
-    case: tuple[list[Piece], list[int], list[int], int],
+    case: tuple[list[Piece], list[int], list[int], int], scarce: bool
 ) -> None:
     pieces, parents, free, budget = case
-    moves = plan(pieces, parents, np.array(free, dtype=np.int64), budget=budget)
+    moves = plan(pieces, parents, np.array(free, dtype=np.int64), budget=budget, scarce=scarce)
     written = [unit for move in moves for unit in move.destination.tolist()]
     assert len(set(written)) == len(written) <= budget
     assert set(written) <= set(free)
-    after = list(pieces)
+    after, left = list(pieces), set(free) - set(written)
     for move in moves:
         assert len(move.destination) == len(pieces[move.piece].units)
         after[move.piece] = Piece(units=move.destination)
-    assert runs(after, parents) <= runs(pieces, parents) - len(moves)
+        left |= set(pieces[move.piece].units.tolist())
+    assert runs(after, parents) <= runs(pieces, parents)
+    saved = runs(pieces, parents) - runs(after, parents)
+    if scarce:
+        saved += free_runs(free) - free_runs(left)
+    assert saved >= len(moves)
     assert {move.piece: move.destination.tolist() for move in moves} == moved(
-        pieces, free, budget, parents
+        pieces, free, budget, parents, scarce
     )
