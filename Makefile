@@ -2,6 +2,8 @@
 PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
+JOBS   ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 COLLECTION := fleet/ansible_collections/ddtree/sglang_overlay
 
 .DEFAULT_GOAL := help
@@ -23,10 +25,10 @@ demo: $(VENV)/.base  ## apply, verify, re-apply and revert on the real pinned wh
 	@$(BIN)/python devtools/demo.py
 
 test: lint  ## lint, types and every test that CI runs
-	$(BIN)/python -m pytest -m "not gpu and not full"
+	$(PYTEST) -m "not gpu and not full"
 
 test-full: lint  ## the long runs too (kills, write errors, property tests at full size)
-	$(BIN)/python -m pytest -m "not gpu"
+	$(PYTEST) -m "not gpu"
 
 lint: $(VENV)/.test  ## ruff, mypy (strict) and ansible-lint (production)
 	$(BIN)/ruff check .

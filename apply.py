@@ -3,17 +3,18 @@
 
 from __future__ import annotations
 
-import sys
+import gc
 
 from patcher import prerequisites
 
 prerequisites.demand()
+if __name__ == "__main__":
+    gc.disable()  # a run is over long before a collection would pay
 
 import click  # noqa: E402
 
 import commandline  # noqa: E402
-from patcher import engine, report  # noqa: E402
-from patcher.engine import Request  # noqa: E402
+from patcher import glance, report  # noqa: E402
 from patcher.report import Outcome  # noqa: E402
 
 
@@ -54,15 +55,22 @@ def main(
     """
     if status and (revert or check):
         raise click.UsageError("--status goes with neither --revert nor --check")
-    request = Request(
-        target=target,
-        check=check,
-        allow_downgrade=allow_downgrade,
-        while_running=while_running,
-        wait=wait,
-    )
-    verb = engine.status if status else engine.revert if revert else engine.apply
-    outcome = verb(request)
+    outcome = None
+    if not (status or revert):
+        outcome = glance.recognise(target, command="check" if check else "apply")
+    if outcome is None:
+        from patcher import engine  # to load it takes longer than a glance
+
+        verb = engine.status if status else engine.revert if revert else engine.apply
+        outcome = verb(
+            engine.Request(
+                target=target,
+                check=check,
+                allow_downgrade=allow_downgrade,
+                while_running=while_running,
+                wait=wait,
+            )
+        )
     try:
         _show(outcome, as_json=as_json, with_diff=with_diff)
     except OSError as error:
@@ -89,4 +97,4 @@ def run() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run())
+    commandline.leave(run())

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 import click
 
@@ -71,6 +72,19 @@ def run(
         if bug is not None and "--json" in sys.argv:
             click.echo(bug(str(error)))
         return BUG
+
+
+def leave(code: int) -> NoReturn:
+    """End this process with ``code`` at once.
+
+    Python would first take down every module: a fifth of the time of a run that changes nothing.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            code = code or FAILED
+    os._exit(code)
 
 
 def untold(report: str, error: OSError) -> int:

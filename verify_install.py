@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-import sys
+import gc
 
 from patcher import prerequisites
 
 prerequisites.demand()
+if __name__ == "__main__":
+    gc.disable()  # a run is over long before a collection would pay
 
 import click  # noqa: E402
 
@@ -53,6 +55,11 @@ def names(
     help="Do not run these; the same names. The import check takes seconds, the rest does not.",
 )
 @click.option(
+    "--self-test",
+    is_flag=True,
+    help="Also compute and time the verify paths of this host, on its GPU: a minute or two.",
+)
+@click.option(
     "--server",
     metavar="URL",
     help="Also ask a running server which overlay it loaded, and compare that with the target.",
@@ -65,6 +72,7 @@ def main(
     expect: str,
     require: frozenset[str],
     skip: frozenset[str],
+    self_test: bool,
     server: str | None,
     as_json: bool,
 ) -> int:
@@ -76,7 +84,14 @@ def main(
     if require & skip:
         raise click.UsageError(f"both required and skipped: {', '.join(sorted(require & skip))}")
     verdict = verify.verify(
-        Request(target=target, expect=Expect(expect), require=require, skip=skip, server=server)
+        Request(
+            target=target,
+            expect=Expect(expect),
+            require=require,
+            skip=skip,
+            self_test=self_test,
+            server=server,
+        )
     )
     text = verify.to_json(verdict) if as_json else verify.to_text(verdict)
     try:
@@ -96,4 +111,4 @@ def run() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run())
+    commandline.leave(run())

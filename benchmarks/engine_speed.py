@@ -36,32 +36,37 @@ HEADER = (
 )
 
 
-def seconds(*command: str) -> float:
-    """Return the wall time of one process that must succeed."""
+def seconds(*command: str) -> tuple[float, float]:
+    """Return the wall time of one process that must succeed, and its user and system time."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     started = time.perf_counter()
-    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - started
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    wall = time.perf_counter() - started
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0, command
+    return wall, used.ru_utime + used.ru_stime
 
 
-def side_by_side(site: Path) -> dict[str, float]:
-    """Return the median time in seconds of each command, over interleaved rounds."""
+def side_by_side(site: Path) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the median wall and CPU time in seconds of each command, over interleaved rounds."""
     apply = [sys.executable, str(ROOT / "apply.py"), "--target", str(site)]
     verify = [sys.executable, str(ROOT / "verify_install.py"), "--target", str(site)]
-    rounds: list[tuple[str, Callable[[], float]]] = [
+    rounds: list[tuple[str, Callable[[], tuple[float, float]]]] = [
         ("import click, unidiff", lambda: seconds(sys.executable, "-c", "import click, unidiff")),
         ("full apply", lambda: seconds(*apply)),
         ("no-op apply", lambda: seconds(*apply)),
         ("verify", lambda: seconds(*verify, "--skip", "import")),
         ("revert", lambda: seconds(*apply, "--revert")),
     ]
-    times: dict[str, list[float]] = {name: [] for name, _ in rounds}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name, _ in rounds}
     for number in range(REPEATS + 1):
         for name, measure in rounds:
             elapsed = measure()
             if number:  # the first round compiles and fills the caches
                 times[name].append(elapsed)
-    return {name: statistics.median(values) for name, values in times.items()}
+    wall = {name: statistics.median(w for w, _ in taken) for name, taken in times.items()}
+    return wall, {name: statistics.median(c for _, c in taken) for name, taken in times.items()}
 
 
 def synthetic(folder: Path, count: int) -> tuple[Path, Path]:
@@ -108,7 +113,7 @@ def growth(count: int) -> dict[str, float]:
                 ("no-op apply", []),
                 ("revert", ["--revert"]),
             ):
-                elapsed = seconds(*command, *options)
+                elapsed, _ = seconds(*command, *options)
                 if number:
                     times[name].append(elapsed)
         return {name: statistics.median(values) for name, values in times.items()}
@@ -116,17 +121,26 @@ def growth(count: int) -> dict[str, float]:
 
 def table(result: dict[str, object]) -> str:
     """Return the result as a page."""
-    times, grown = result["seconds"], result["growth"]
+    times, used, grown = result["seconds"], result["cpu_seconds"], result["growth"]
     assert isinstance(times, dict)
+    assert isinstance(used, dict)
     assert isinstance(grown, dict)
-    base = times["import click, unidiff"]
+    base, base_used = times["import click, unidiff"], used["import click, unidiff"]
     lines = [f"# Speed of the command lines, {result['date']}", ""]
     lines += [f"{result['machine']}; Python {result['python']}; overlay {result['overlay']};"]
-    lines += [f"sglang {RELEASE} as pip installs it; medians of {REPEATS} interleaved runs.", ""]
-    lines += ["| command | ms | ÷ `import click, unidiff` | limit |", "|---|---|---|---|"]
+    lines += [
+        f"sglang {RELEASE} as pip installs it; medians of {REPEATS} interleaved runs, under a"
+    ]
+    lines += [
+        f"load of {result['load']:.1f} (a disk that others write to makes each sync slower).",
+        "",
+    ]
+    lines += ["| command | ms | ÷ `import click, unidiff` | limit | CPU ms | ÷ |"]
+    lines += ["|---|---|---|---|---|---|"]
     for name, value in times.items():
         limit = f"{LIMITS[name]:.1f}" if name in LIMITS else ""
-        lines.append(f"| {name} | {value * 1e3:.1f} | {value / base:.2f} | {limit} |")
+        cpu = f"{used[name] * 1e3:.1f} | {used[name] / base_used:.2f}"
+        lines.append(f"| {name} | {value * 1e3:.1f} | {value / base:.2f} | {limit} | {cpu} |")
     lines += ["", f"Growth with the number of patched files (medians of {GROWTH_REPEATS}), ms:", ""]
     lines += ["| files | full apply | no-op apply | revert |", "|---|---|---|---|"]
     for count, row in grown.items():
@@ -139,7 +153,7 @@ def main() -> None:
     """Measure, print the page and write it beside this script."""
     with tempfile.TemporaryDirectory() as scratch:
         site = pip_site(RELEASE, Path(scratch) / "site-packages")
-        times = side_by_side(site)
+        times, used = side_by_side(site)
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     result: dict[str, object] = {
         "date": today,
@@ -148,6 +162,8 @@ def main() -> None:
         "overlay": source.locate().version,
         "repeats": REPEATS,
         "seconds": times,
+        "cpu_seconds": used,
+        "load": os.getloadavg()[0],
         "growth": {str(count): growth(count) for count in (10, 100, 1000)},
     }
     folder = ROOT / "benchmarks" / "results"

@@ -35,10 +35,11 @@ from typing import Any
 import torch
 import triton
 from sgl_kernel.flash_mla import flash_mla_with_kvcache, get_mla_metadata
-from sglang.srt.layers.attention.triton_ops.extend_attention import extend_attention_fwd
 from sglang_overlay.attention.adapter import VerifyAdapter
 from sglang_overlay.attention.flashmla import FlashMlaEngine, _saturated
 from sglang_overlay.attention.plan import PlanSizes, VerifyPlan, VerifyStep
+from sglang_overlay.self_test.timing import captured, replay_time
+from sglang_overlay.srt.stock_verify import stock_verify
 from torch.profiler import ProfilerActivity, profile
 
 KEY, VALUE, PAGE, SCALE = 576, 512, 64, 576**-0.5
@@ -81,7 +82,6 @@ FLOOR_NOTE = [
     "arithmetic at twice the rate of bf16. Single eager calls are bound by Python at short",
     "contexts (`*_eager` in the JSON).",
 ]
-_HELD: list[object] = []
 
 
 def copy_bandwidth() -> float:
@@ -95,33 +95,6 @@ def copy_bandwidth() -> float:
 def do_bench(call: Callable[[], object]) -> float:
     """Return the median time of single launches in ms, the L2 flushed before each."""
     return float(triton.testing.do_bench(call, warmup=5, rep=20, return_mode="median"))
-
-
-def captured(calls: list[Callable[[], object]]) -> torch.cuda.CUDAGraph:
-    """Return a graph of all ``calls``, each run twice before so that everything is compiled."""
-    for _ in range(2):
-        for call in calls:
-            call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    # A graph holds addresses, not tensors: keep what the calls refer to for as long as the graph
-    # lives.
-    _HELD.append(calls)
-    return graph
-
-
-def replay_time(graph: torch.cuda.CUDAGraph, repeats: int) -> float:
-    """Return ms per replay over ``repeats`` replays in a row."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(repeats):
-        graph.replay()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) / repeats
 
 
 def kernel_times(call: Callable[[], object]) -> dict[str, float]:
@@ -157,7 +130,7 @@ class Case:
         tokens = self.requests * self.nodes
         self.query = torch.randn(tokens, self.heads, KEY, device="cuda", dtype=torch.bfloat16)
         self.table = order.int().contiguous()
-        self.prefix_slots = slots[:, : self.context].reshape(-1)
+        self.prefix_slots = slots[:, : self.context]
         self.tree_slots = slots[:, self.context : self.context + self.nodes].reshape(-1)
         generator = torch.Generator().manual_seed(0)
         parents = torch.full((self.requests, self.nodes), -1, dtype=torch.int32)
@@ -215,30 +188,13 @@ class Case:
 
     def stock_call(self) -> Callable[[], object]:
         """Return a call of stock's kernel; its time hardly depends on the cache's state."""
-        width = self.context + self.nodes
-        mask = torch.ones(self.requests, self.nodes, width, dtype=torch.bool, device="cuda")
-        mask[:, :, self.context :] = unpacked(self.adapter.plan.ancestors, self.nodes)
-        steps = torch.arange(self.requests + 1, device="cuda")
-        cache = self.caches[0]
-        own = cache[self.tree_slots].contiguous()
-        out = torch.empty(self.query.shape[0], self.heads, VALUE, device="cuda").bfloat16()
-        return lambda: extend_attention_fwd(
+        return stock_verify(
             self.query,
-            own,
-            own[..., :VALUE],
-            out,
-            cache,
-            cache[..., :VALUE],
-            (steps * self.nodes).int(),
-            (steps * self.context).int(),
-            self.prefix_slots,
-            mask.view(-1),
-            True,
-            steps * (self.nodes * width),
-            self.nodes,
-            1.0,
-            1.0,
-            SCALE,
+            self.caches[0],
+            list(self.prefix_slots),
+            self.tree_slots.view(self.requests, -1),
+            list(unpacked(self.adapter.plan.ancestors, self.nodes)),
+            softmax_scale=SCALE,
         )
 
     def floor(self, tb_per_s: float) -> float:
@@ -382,7 +338,6 @@ def main() -> None:
         print(
             {k: round(v, 4) if isinstance(v, float) else v for k, v in rows[-1].items()}, flush=True
         )
-        _HELD.clear()
         torch.cuda.empty_cache()
         options.json.write_text(json.dumps({"info": info, "rows": rows}, indent=1) + "\n")
         options.markdown.write_text(markdown(info, rows))

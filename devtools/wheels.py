@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -23,7 +26,7 @@ def wheel(release: str) -> Path:
             check=True,
         )
 
-    return next(_cached(CACHE / "wheels" / release, fetch).glob("sglang-*.whl"))
+    return next(cached(CACHE / "wheels" / release, fetch).glob("sglang-*.whl"))
 
 
 def tree(release: str) -> Path:
@@ -33,16 +36,33 @@ def tree(release: str) -> Path:
         with zipfile.ZipFile(wheel(release)) as archive:
             archive.extractall(folder)
 
-    return _cached(CACHE / "trees" / release, unpack)
+    return cached(CACHE / "trees" / release, unpack)
 
 
-def _cached(folder: Path, fill: Callable[[Path], None]) -> Path:
-    """Return ``folder``; fill it beside its place and move it there whole, if it is not there."""
-    if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-            made = Path(scratch) / "made"
-            made.mkdir()
-            fill(made)
-            made.replace(folder)
+def cached(folder: Path, fill: Callable[[Path], object]) -> Path:
+    """Return ``folder``; if it is not there, fill it beside its place and move it there whole.
+
+    Of several processes that want the same folder one fills it; the others wait for that.
+    """
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(folder.parent):
+        if not folder.is_dir():
+            with tempfile.TemporaryDirectory(prefix=".making-", dir=folder.parent) as scratch:
+                made = Path(scratch) / "made"
+                made.mkdir()
+                fill(made)
+                made.replace(folder)
     return folder
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of ``folder``; the end of the process lets go of it too."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

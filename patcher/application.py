@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from patcher import bytecode, files, plan, record, refusal, reversal
 from patcher import receipt as receipts
-from patcher.change import Change
+from patcher.change import Action, Change, Verb, note
 from patcher.errors import Fault, Refused
 from patcher.manifest import Manifest
-from patcher.plan import Action, Plan, Verb
+from patcher.plan import Plan
 from patcher.receipt import Folder, Kept, Receipt
 from patcher.series import render
-from patcher.state import FileReport, FileState, Survey, TreeState
+from patcher.state import Survey
+from patcher.states import FileReport, FileState, TreeState
+from patcher.value import replace
 
 
 def plan_apply(survey: Survey, *, allow_downgrade: bool = False) -> Plan:
@@ -163,17 +164,17 @@ class _Application:
             )
             after = files.digest(content)
             if report.digest == after:
-                self.actions.append(plan.action(report, Verb.KEEP, after))
+                self.actions.append(note(report, Verb.KEEP, after))
                 continue
             verb = Verb.ADD if report.digest is None else Verb.REPLACE
-            self.actions.append(plan.action(report, verb, after))
+            self.actions.append(note(report, verb, after))
             put.append(plan.writing(self.site.root / path, content, like=self.like))
             put += self._drop_compiled(path)
         gone: list[Change] = []
         for path, report in reports.items():
             self.unlisted.append(path)
             if report.digest is not None:
-                self.actions.append(plan.action(report, Verb.REMOVE, None))
+                self.actions.append(note(report, Verb.REMOVE, None))
                 gone.append(plan.removal(self.site.root / path))
                 gone += self._drop_compiled(path)
         return put, gone
@@ -194,10 +195,10 @@ class _Application:
             if not self.site.editable:
                 self.listed[path] = record.row(path, rendered[path])
             if report.digest == row.after:
-                self.actions.append(plan.action(report, Verb.KEEP, row.after))
+                self.actions.append(note(report, Verb.KEEP, row.after))
                 continue
             verb = Verb.PATCH if report.state is FileState.PRISTINE else Verb.REPLACE
-            self.actions.append(plan.action(report, verb, row.after))
+            self.actions.append(note(report, verb, row.after))
             target = self.site.package_root / path
             changes.append(plan.writing(target, rendered[path], like=originals[path]))
         return changes, kept

@@ -6,8 +6,10 @@ program may run as root. No path of theirs, and no link on the way, may lead out
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def plain(path: Any, *prefixes: str) -> str:

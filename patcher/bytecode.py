@@ -7,12 +7,14 @@ hash, or, for unchecked hashes, nothing at all. The last kind keeps running old 
 from __future__ import annotations
 
 import _imp
-import importlib.util
 import os
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-_HEADER_LENGTH = 16
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HEADER_LENGTH = 16
 _HASHED = 0b01
 _CHECKED = 0b10
 
@@ -31,6 +33,9 @@ def in_prefix(source: Path) -> list[Path]:
     """Return the pycs of ``source`` below PYTHONPYCACHEPREFIX, where this run has one."""
     if sys.pycache_prefix is None:
         return []
+    import importlib.util  # hardly a host needs these two
+    from pathlib import Path
+
     return _named(Path(importlib.util.cache_from_source(str(source))).parent, source)
 
 
@@ -40,14 +45,18 @@ def outvotes(pyc: Path, source: bytes) -> bool:
     Only unchecked-hash pycs can: the others are compared with the source when it is imported.
     """
     header = _header(pyc)
-    if len(header) < _HEADER_LENGTH:
-        return False
-    flags = int.from_bytes(header[4:8], "little")
-    if flags & _HASHED == 0 or flags & _CHECKED:
+    if not is_unchecked(header):
         return False
     # The key of the hash is the magic number of the Python version that compiled the file.
     key = int.from_bytes(header[:4], "little")
     return header[8:16] != _imp.source_hash(key, source)
+
+
+def is_unchecked(header: bytes) -> bool:
+    """Tell whether a pyc that starts with ``header`` is run without a look at its source."""
+    flags = int.from_bytes(header[4:8], "little")
+    whole = len(header) >= HEADER_LENGTH
+    return whole and bool(flags & _HASHED) and not flags & _CHECKED
 
 
 def claims(pyc: Path, source: os.stat_result) -> bool:
@@ -59,7 +68,7 @@ def claims(pyc: Path, source: os.stat_result) -> bool:
     header = _header(pyc)
     stamp = (int(source.st_mtime) & 0xFFFFFFFF, source.st_size & 0xFFFFFFFF)
     return (
-        len(header) == _HEADER_LENGTH
+        len(header) == HEADER_LENGTH
         and not int.from_bytes(header[4:8], "little") & _HASHED
         and (
             int.from_bytes(header[8:12], "little"),
@@ -72,7 +81,7 @@ def claims(pyc: Path, source: os.stat_result) -> bool:
 def _header(pyc: Path) -> bytes:
     try:
         with pyc.open("rb") as stream:
-            return stream.read(_HEADER_LENGTH)
+            return stream.read(HEADER_LENGTH)
     except OSError:
         return b""
 

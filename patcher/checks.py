@@ -11,15 +11,16 @@ import re
 import shlex
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from patcher import bytecode, processes, receipt, record
-from patcher.receipt import PACKAGE
-from patcher.site import STAGING
-from patcher.state import FileReport, FileState, Survey
+from patcher.receipt import PACKAGE, STAGING
+from patcher.state import Survey
+from patcher.states import FileReport, FileState
+from patcher.value import Value
 
 _GPU_SECONDS = 60.0
 _LISTED = 4
@@ -44,18 +45,20 @@ class Expect(str, Enum):
     PRISTINE = "pristine"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    """One check and how it came out; ``hint`` says what the reader can do."""
+class Check(Value):
+    """One check and how it came out; ``hint`` says what the reader can do.
+
+    ``rows`` are the self-test's, of the JSON form's keys.
+    """
 
     name: str
     status: Status
     message: str
     hint: str = ""
+    rows: tuple[Mapping[str, Any], ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scene:
+class Scene(Value):
     """What the checks judge: the tree as it was found, and what it is meant to be."""
 
     survey: Survey

@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any
 
 from patcher.errors import Fault, Refused, refuse
@@ -23,6 +22,7 @@ from patcher.grammar import (
     split_lines,
     split_sides,
 )
+from patcher.value import Value
 
 _OTHER_FILE = (
     "The file is not the one that the patch was made for: it was edited, or is of another release."
@@ -32,8 +32,7 @@ _OTHER_FILE = (
 _COMMON = 100  # occurrences in a file from which on a line does not help to find a place
 
 
-@dataclass(frozen=True, kw_only=True)
-class Hunk:
+class Hunk(Value):
     """One change: the lines ``source`` become the lines ``target``.
 
     ``source_start`` is the 1-based line at which the patch saw ``source`` (for an empty ``source``
@@ -47,8 +46,7 @@ class Hunk:
     added: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class FilePatch:
+class FilePatch(Value):
     """All changes that the patch file named ``origin`` makes to the file at ``path``.
 
     ``path`` is in POSIX form and relative to site-packages.

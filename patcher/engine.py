@@ -9,23 +9,24 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from patcher import lock, plan, source, state
 from patcher import site as sites
+from patcher.change import Verb, note
 from patcher.errors import Fault, Refused, failed
 from patcher.plan import Plan
 from patcher.report import Outcome
 from patcher.site import Site
 from patcher.source import Source
-from patcher.state import Survey, TreeState
+from patcher.state import Survey
+from patcher.states import FileState, TreeState
+from patcher.value import Value
 
 # Changing has error handling of its own, in `patcher.transaction`; this is about looking.
 _UNSEEN = "could not be looked at"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
+class Request(Value):
     """What is asked of the engine.
 
     ``target`` is what `patcher.site.resolve` takes; ``wait`` the seconds to wait for another run;
@@ -84,7 +85,7 @@ def status(request: Request) -> Outcome:
         overlay_version=ours.version,
         state_before=survey.state,
         state_after=survey.state,
-        actions=tuple(plan.action(r, plan.Verb.KEEP, r.digest) for r in reports),
+        actions=tuple(note(r, Verb.KEEP, r.digest) for r in reports),
         notes=site.notes,
         warnings=_status_warnings(survey),
         texts=_applied_texts(survey),
@@ -220,7 +221,7 @@ def _status_warnings(survey: Survey) -> tuple[str, ...]:
     return tuple(
         f"{report.path} is {report.state.value}"
         for report in (*survey.files, *survey.overlay)
-        if report.state in (state.FileState.FOREIGN, state.FileState.MISSING)
+        if report.state in (FileState.FOREIGN, FileState.MISSING)
     )
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from patcher.value import Value
 
 # The code of the one fault after which a tree is not as it was: also undoing failed.
 LEFT_OPEN = "left-open"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fault:
+class Fault(Value):
     """One reason why something was not done.
 
     ``code`` is stable and meant for scripts (kebab-case, listed in docs/operations.md), ``message``

@@ -9,7 +9,10 @@ import errno
 import hashlib
 import os
 import stat
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # What `link(2)` says where hard links cannot be had: other filesystem, none supported, too many,
 # or not allowed to link a file that somebody else owns (fs.protected_hardlinks).
@@ -49,7 +52,7 @@ def clone(source: Path, target: Path) -> None:
     """Give the file at ``source`` the second name ``target``, or copy it whole where it cannot.
 
     A hard link keeps every attribute by being the same file. The copy keeps content, mode, owner,
-    xattrs and mtime, and is on disk when this returns.
+    xattrs and mtime; it is durable after `sync`.
     """
     try:
         os.link(source, target, follow_symlinks=False)
@@ -66,14 +69,18 @@ def clone(source: Path, target: Path) -> None:
 
 
 def write(target: Path, content: bytes, *, like: Path, mtime_ns: int) -> None:
-    """Create the new file ``target`` with the mode, owner and xattrs of ``like``, durably."""
+    """Create the new file ``target`` with the mode, owner and xattrs of ``like``.
+
+    It is durable after `sync`.
+    """
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as stream:
         stream.write(content)
         stream.flush()
         _take_after(descriptor, like)
         os.utime(descriptor, ns=(mtime_ns, mtime_ns))
-        os.fsync(descriptor)
+        # Starts the write, so that `sync` finds most of it done and the files share a commit.
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def make_directory(target: Path, *, like: Path) -> None:
@@ -102,9 +109,9 @@ def remove_empty(folder: Path) -> None:
             raise
 
 
-def sync_directory(path: Path) -> None:
-    """Make the names in the folder ``path`` durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def sync(path: Path) -> None:
+    """Make durable what is in the file ``path``, or which names are in the folder."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:
@@ -113,10 +120,21 @@ def sync_directory(path: Path) -> None:
 
 def remove_tree(path: Path) -> None:
     """Delete the folder ``path`` and all in it; it may be gone already."""
-    if path.exists():
-        import shutil  # only a change needs it
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        for name in os.listdir(descriptor):  # noqa: PTH208 - a Path takes no descriptor
+            os.unlink(name, dir_fd=descriptor)
+    except IsADirectoryError:
+        import shutil  # slow to load, and only a stranger's folder needs it
 
         shutil.rmtree(path)
+    else:
+        path.rmdir()
+    finally:
+        os.close(descriptor)
 
 
 def _take_after(descriptor: int, like: Path) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 from patcher.errors import Fault
 
@@ -68,14 +67,14 @@ def show(line: bytes) -> str:
     return repr(text if len(text) <= 120 else text[:119] + "…")
 
 
-@dataclass(kw_only=True)
 class _Section:
     """How far the hunks of one file section have come."""
 
-    damaged: bool = False  # a hunk was unreadable: the positions of later ones say nothing
-    source_end: int = 1  # first line that the next hunk may touch
-    shift: int = 0  # lines that the hunks so far add to the file
-    ended: set[bytes] = field(default_factory=set)  # kinds of line that may not follow any more
+    def __init__(self) -> None:
+        self.damaged = False  # a hunk was unreadable: the positions of later ones say nothing
+        self.source_end = 1  # first line that the next hunk may touch
+        self.shift = 0  # lines that the hunks so far add to the file
+        self.ended: set[bytes] = set()  # kinds of line that may not follow any more
 
     def end(self, kind: bytes) -> None:
         """Note that the line just read, of this kind, is the last one of its side or sides."""

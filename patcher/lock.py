@@ -11,15 +11,18 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from patcher.errors import refuse
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _POLL_SECONDS = 0.05
 
 
 @contextlib.contextmanager
-def hold(folder: Path, *, exclusive: bool, wait: float) -> Iterator[None]:
+def hold(folder: str | Path, *, exclusive: bool, wait: float) -> Iterator[None]:
     """Hold the lock on ``folder``, waiting up to ``wait`` seconds for another run to end.
 
     Raises:
@@ -33,7 +36,7 @@ def hold(folder: Path, *, exclusive: bool, wait: float) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _acquire(descriptor: int, folder: Path, kind: int, wait: float) -> None:
+def _acquire(descriptor: int, folder: str | Path, kind: int, wait: float) -> None:
     deadline = time.monotonic() + wait
     while True:
         try:

@@ -6,29 +6,29 @@ release is told from another: by content, never by its version string.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from patcher.errors import Fault, Refused
+from patcher.value import Value
 
 SCHEMA = 1
-_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+_VERSION = re.compile(rb'^__version__ = "(\d+(?:\.\d+)*)"$', re.MULTILINE)
+_HEX = "0123456789abcdef"
 _PATH = re.compile(r"sglang(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+\Z")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Digests:
+class Digests(Value):
     """The sha256 of a file, in hex, as released and with the series applied."""
 
     before: str
     after: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Manifest:
+class Manifest(Value):
     """What one release looks like.
 
     ``files`` are those that the series changes, ``witnesses`` those that the overlay builds on
@@ -99,6 +99,26 @@ def render(manifest: Manifest) -> bytes:
     return (json.dumps(document, indent=2) + "\n").encode()
 
 
+def fingerprint(manifests: Iterable[Manifest], overlay: Mapping[str, str]) -> str:
+    """Return a sha256 over all that is installed: what the files become, and the overlay's own.
+
+    ``overlay`` is path → sha256 of each of its files.
+    """
+    lines = [f"{path} {digest}" for path, digest in sorted(overlay.items())]
+    for manifest in sorted(manifests, key=lambda one: one.release):
+        lines += [f"{manifest.release} {p} {row.after}" for p, row in manifest.files.items()]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def overlay_version(init: bytes) -> str | None:
+    """Return the version that the overlay's ``__init__.py`` with text ``init`` names, if it does.
+
+    Nothing of the overlay is ever imported here.
+    """
+    found = _VERSION.search(init)
+    return found[1].decode() if found else None
+
+
 def _fault(origin: str, field: str, what: str) -> Fault:
     return Fault(
         code="manifest-invalid",
@@ -150,7 +170,7 @@ class _Reader:
 
     def sha256(self, row: Mapping[str, Any], key: str, field: str) -> str:
         value = row.get(key)
-        if isinstance(value, str) and _SHA256.match(value):
+        if isinstance(value, str) and len(value) == 64 and not value.strip(_HEX):
             return value
         dotted = f"{field}.{key}" if key else field
         self.fault(dotted, f"is {value!r}, needed a sha256 of 64 hex digits")

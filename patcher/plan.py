@@ -7,44 +7,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
+from types import MappingProxyType
 
 from patcher import bounds, bytecode, files
-from patcher.change import Change
+from patcher.change import Action, Change, Verb, note
 from patcher.errors import Fault, Refused
 from patcher.receipt import Folder
 from patcher.site import Site
-from patcher.state import FileReport, Survey
+from patcher.state import Survey
+from patcher.value import Value
 
 
-class Verb(str, Enum):
-    """What happens to a file."""
-
-    KEEP = "keep"
-    PATCH = "patch"
-    RESTORE = "restore"
-    ADD = "add"
-    REPLACE = "replace"
-    REMOVE = "remove"
-    LEAVE = "leave"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Action:
-    """One file and what happens to it. Digests are sha256 in hex; None means no file."""
-
-    path: str
-    state: str
-    action: Verb
-    sha256_before: str | None
-    sha256_after: str | None
-    links: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(Value):
     """A change to a site, ready to be carried out.
 
     ``discard`` are pycs outside of the site (PYTHONPYCACHEPREFIX) that would win over a changed
@@ -56,8 +31,8 @@ class Plan:
     changes: tuple[Change, ...] = ()
     discard: tuple[Path, ...] = ()
     prune: tuple[Path, ...] = ()
-    folders: Mapping[Path, Folder] = field(default_factory=dict)
-    texts: Mapping[str, tuple[bytes, bytes]] = field(default_factory=dict)
+    folders: Mapping[Path, Folder] = MappingProxyType({})
+    texts: Mapping[str, tuple[bytes, bytes]] = MappingProxyType({})
     warnings: tuple[str, ...] = ()
 
     @property
@@ -74,19 +49,7 @@ class Plan:
 def nothing(survey: Survey) -> Plan:
     """Return the plan for a site that is as it should be."""
     reports = (*survey.files, *survey.overlay)
-    return Plan(actions=tuple(action(report, Verb.KEEP, report.digest) for report in reports))
-
-
-def action(report: FileReport, verb: Verb, after: str | None) -> Action:
-    """Return the `Action` for a surveyed file."""
-    return Action(
-        path=report.path,
-        state=report.state.value,
-        action=verb,
-        sha256_before=report.digest,
-        sha256_after=after,
-        links=report.links,
-    )
+    return Plan(actions=tuple(note(report, Verb.KEEP, report.digest) for report in reports))
 
 
 def removal(path: Path) -> Change:
@@ -150,7 +113,8 @@ def check_access(site: Site, plan: Plan) -> None:
         for folder in sorted({change.target.parent for change in plan.changes} | {*site.bases})
         if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK)
     ]
-    for hindrance in sorted({bounds.obstacle(change.target) for change in plan.changes} - {""}):
+    parents = {change.target.parent: change.target for change in plan.changes}
+    for hindrance in sorted({bounds.obstacle(one) for one in parents.values()} - {""}):
         faults.append(
             Fault(
                 code="link-out-of-tree",

@@ -3,7 +3,6 @@
 This module must load on any Python 3 and without any package.
 """
 
-import importlib.util
 import sys
 
 PACKAGES = {"click": "click>=8.1,<9", "unidiff": "unidiff>=0.7.5,<2"}
@@ -15,7 +14,7 @@ def demand():
     if sys.version_info < (3, 10):  # noqa: UP036 - this is where an older one is turned away
         found = ".".join(str(part) for part in sys.version_info[:3])
         sys.exit("needed: Python 3.10 or newer; this is {} ({})".format(found, sys.executable))  # noqa: UP032
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    missing = [name for name in PACKAGES if not _is_there(name)]
     if missing:
         wanted = " ".join("'{}'".format(PACKAGES[name]) for name in missing)  # noqa: UP032
         sys.exit(
@@ -26,3 +25,8 @@ def demand():
                 wanted,
             )
         )
+
+
+def _is_there(name):
+    # type: (str) -> bool
+    return any(finder.find_spec(name, None) for finder in sys.meta_path)

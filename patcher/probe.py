@@ -2,7 +2,8 @@
 
 Its text goes to ``python -c``, with an `Order` in JSON and a pipe's number as arguments, so it
 stands alone: standard library only, nothing of this package. It answers on the pipe with one JSON
-object, ``{"status": passed|failed|skipped, "message": …}``.
+object, ``{"status": passed|failed|skipped, "message": …, "rows": […]}``; there are rows only where
+the overlay's self-test was asked for.
 """
 
 from __future__ import annotations
@@ -19,18 +20,21 @@ from typing import TypedDict
 
 OVERLAY = "sglang_overlay"
 OURS = ("sglang", OVERLAY)
+SELF_TEST = f"{OVERLAY}.self_test"
 
 
 class Order(TypedDict):
     """What to try: the folders, the hooked files below the second, the overlay's version.
 
-    ``version`` is None where no overlay is meant to be there.
+    ``version`` is None where no overlay is meant to be there. With ``self_test`` the overlay's
+    self-test runs, on top.
     """
 
     root: str
     package_root: str
     hooked: list[str]
     version: str | None
+    self_test: bool
 
 
 class Finding(Exception):
@@ -58,6 +62,20 @@ def examine(order: Order) -> None:
             raise Finding("failed", f"{OVERLAY} is {version} when imported, not {order['version']}")
     for path in order["hooked"]:
         load(module_name(path), package_root / path)
+
+
+def run_self_test(order: Order) -> list[dict[str, object]]:
+    """Return the rows of the overlay's self-test.
+
+    Raises:
+        Finding: it cannot be loaded, or does not come to an end.
+    """
+    load(SELF_TEST, Path(order["root"]) / OVERLAY / "self_test")
+    try:
+        rows: list[dict[str, object]] = sys.modules[SELF_TEST].run()
+    except Exception as error:  # whatever it was, it is the answer
+        raise Finding("failed", f"the self-test ends with {said(error)}") from error
+    return rows
 
 
 def module_name(path: str) -> str:
@@ -159,9 +177,11 @@ def main() -> None:
     order: Order = json.loads(sys.argv[1])
     # `-c` puts the working directory first; a server does not look there.
     sys.path[:] = [entry for entry in sys.path if entry]
-    answer = {"status": "passed", "message": sys.version.partition(" ")[0]}
+    answer: dict[str, object] = {"status": "passed", "message": sys.version.partition(" ")[0]}
     try:
         examine(order)
+        if order["self_test"]:
+            answer["rows"] = run_self_test(order)
     except Finding as finding:
         answer = {"status": finding.status, "message": finding.message}
     os.write(int(sys.argv[2]), json.dumps(answer).encode())

@@ -10,17 +10,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from patcher.site import Site
+from patcher.value import Value
 
 _PROC = Path("/proc")
 _TITLE_LENGTH = 80
 
 
-@dataclass(frozen=True, kw_only=True)
-class Process:
+class Process(Value):
     """One process: its number, what it calls itself, and when it started (epoch seconds).
 
     ``certain`` is false where another user's process could not be looked into.

@@ -9,21 +9,24 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from patcher import bounds
-from patcher.errors import refuse
+from patcher.errors import Refused, refuse
+from patcher.value import Value, plain
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SCHEMA = 1
 PACKAGE = "sglang_overlay"
 STATE = f"{PACKAGE}/_state"
 PATH = f"{STATE}/receipt.json"
+# The folder beside the package in which a change is staged; while it is there, one is unfinished.
+STAGING = ".sglang_overlay.txn"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kept:
+class Kept(Value):
     """A file that was replaced or removed.
 
     ``before`` and ``after`` are digests (None: removed); ``original`` is where the first is kept,
@@ -35,16 +38,14 @@ class Kept:
     original: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Folder:
+class Folder(Value):
     """The time of a folder and a digest of its names, as they were before the first change."""
 
     mtime_ns: int
     names: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Receipt:
+class Receipt(Value):
     """One applied overlay.
 
     ``files`` and ``bytecode`` are keyed by path relative to the package's folder, ``overlay``
@@ -79,8 +80,11 @@ def version_key(version: str) -> tuple[int, ...]:
 
 
 def original_name(path: str) -> str:
-    """Return where the original of ``path`` is kept; the ending keeps compilers away from it."""
-    return f"{STATE}/originals/{path}.orig"
+    """Return where the original of ``path`` is kept; the ending keeps compilers away from it.
+
+    All lie in one folder: each folder more would have to be made, and made durable.
+    """
+    return f"{STATE}/originals/{path.replace('/', '@')}.orig"
 
 
 def load(root: Path) -> Receipt | None:
@@ -89,28 +93,42 @@ def load(root: Path) -> Receipt | None:
     Raises:
         Refused: it is damaged, or written by an engine that is newer than this one.
     """
-    if not os.path.lexists(root / PATH):
+    place = root / PATH
+    if not os.path.lexists(place):
         return None
+    if not place.is_file():
+        raise _unreadable(str(place), "it is not a file")
+    return parse(place.read_bytes(), origin=str(place))
+
+
+def parse(text: bytes, *, origin: str) -> Receipt:
+    """Read the receipt that the file ``origin`` holds.
+
+    Raises:
+        Refused: it is damaged, or written by an engine that is newer than this one.
+    """
     try:
-        if not (root / PATH).is_file():
-            raise ValueError("it is not a file")
-        return _parse(json.loads((root / PATH).read_bytes()))
+        return _read(json.loads(text))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise refuse(
-            "receipt-unreadable",
-            f"cannot be read by this engine: {error}",
-            path=str(root / PATH),
-            hint="Use the overlay version that applied it. If the file is damaged, run "
-            "`pip install --force-reinstall --no-deps sglang==VERSION`: that removes the overlay.",
-        ) from error
+        raise _unreadable(origin, str(error)) from error
 
 
 def render(receipt: Receipt) -> bytes:
     """Return the JSON text of ``receipt``."""
-    return (json.dumps({"schema": SCHEMA, **asdict(receipt)}, indent=1) + "\n").encode()
+    return (json.dumps({"schema": SCHEMA, **plain(receipt)}, indent=1) + "\n").encode()
 
 
-def _parse(document: dict[str, Any]) -> Receipt:
+def _unreadable(origin: str, why: str) -> Refused:
+    return refuse(
+        "receipt-unreadable",
+        f"cannot be read by this engine: {why}",
+        path=origin,
+        hint="Use the overlay version that applied it. If the file is damaged, run "
+        "`pip install --force-reinstall --no-deps sglang==VERSION`: that removes the overlay.",
+    )
+
+
+def _read(document: dict[str, Any]) -> Receipt:
     if document["schema"] != SCHEMA:
         raise ValueError(f"schema {document['schema']}, known is {SCHEMA}")
     receipt = Receipt(

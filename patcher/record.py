@@ -34,28 +34,50 @@ def lists(line: str, sha256: str) -> bool:
     return f",{_hash(bytes.fromhex(sha256))}," in line
 
 
-def lines(content: bytes) -> frozenset[str]:
-    """Return every row, for a quick look whether some are there."""
-    return frozenset(_lines(content))
+def gaps(content: bytes, wanted: Iterable[str]) -> list[str]:
+    """Return the rows of ``wanted`` that are not in RECORD, whose ``content`` is given."""
+    return [row for row in wanted if not _has(content, _encoded(row))]
 
 
 def rows(content: bytes) -> dict[str, str]:
     """Return path → row, in the file's order."""
-    return {_path(line): line for line in _lines(content)}
+    lines = [line.removesuffix(b"\r") for line in content.split(b"\n")]
+    return {_path(line): _decoded(line) for line in lines if line}
 
 
 def edit(content: bytes, *, put: Mapping[str, str], drop: Iterable[str] = ()) -> bytes:
     """Return RECORD with the rows in ``put`` (path → row) replaced or appended, some dropped."""
-    newline = "\r\n" if b"\r\n" in content else "\n"
+    end = b"\r" if b"\r\n" in content else b""
     gone = set(drop)
-    lines, seen = [], set()
-    for line in _lines(content):
-        path = _path(line)
+    # Other paths may have the same key: that of a quoted path ends at its first comma.
+    affected = {_encoded(_quoted(p)).partition(b",")[0].strip(b'"') for p in (*put, *gone)}
+    # Not splitlines(): a path may hold characters that it takes for line ends.
+    lines: list[bytes | None] = [*content.removesuffix(b"\n").split(b"\n")] if content else []
+    seen = set()
+    # Of thousands of rows only these few are taken apart.
+    keys = [line and line.partition(b",")[0].strip(b'"') for line in lines]
+    for number in [n for n, key in enumerate(keys) if key in affected]:
+        path = _path(lines[number] or b"")
         seen.add(path)
-        if path not in gone:
-            lines.append(put.get(path, line))
-    lines += [line for path, line in put.items() if path not in seen]
-    return "".join(line + newline for line in lines).encode("utf-8", "surrogateescape")
+        if path in gone:
+            lines[number] = None
+        elif path in put:
+            lines[number] = _encoded(put[path]) + end
+    lines += [_encoded(row) + end for path, row in put.items() if path not in seen]
+    return b"\n".join([*(line for line in lines if line is not None), b""])
+
+
+def _has(content: bytes, row: bytes) -> bool:
+    """Tell whether a line of RECORD is ``row``."""
+    # From the end, where most rows of the overlay are: to take thousands of lines apart costs more.
+    at = content.rfind(row)
+    while at >= 0:
+        end = at + len(row)
+        ended = content[end : end + 1] in (b"", b"\n") or content[end : end + 2] == b"\r\n"
+        if ended and content[at - 1 : at] in (b"", b"\n"):
+            return True
+        at = content.rfind(row, 0, end - 1)
+    return False
 
 
 def _hash(raw: bytes) -> str:
@@ -63,18 +85,20 @@ def _hash(raw: bytes) -> str:
     return f"sha256={text.translate(_URL_SAFE).decode()}"
 
 
-def _lines(content: bytes) -> list[str]:
-    # Not splitlines(): a path may hold characters that it takes for line ends.
-    text = content.decode("utf-8", "surrogateescape").replace("\r\n", "\n")
-    return [line for line in text.split("\n") if line]
-
-
-def _path(line: str) -> str:
-    if not line.startswith('"'):
-        return line.partition(",")[0]
+def _path(line: bytes) -> str:
+    if not line.startswith(b'"'):
+        return _decoded(line.partition(b",")[0])
     import csv  # hardly a path needs it
 
-    return next(csv.reader([line]))[0]
+    return next(csv.reader([_decoded(line)]))[0]
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _decoded(content: bytes) -> str:
+    return content.decode("utf-8", "surrogateescape")
 
 
 def _quoted(path: str) -> str:

@@ -6,7 +6,8 @@ from patcher import diff, record
 from patcher.errors import Fault, Refused
 from patcher.receipt import PACKAGE
 from patcher.site import Site
-from patcher.state import FileState, Survey, TreeState
+from patcher.state import Survey
+from patcher.states import FileState, TreeState
 
 
 def find(survey: Survey, *, allow_downgrade: bool) -> list[Fault]:

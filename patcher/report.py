@@ -8,17 +8,16 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 
+from patcher.change import Action, Verb
 from patcher.errors import LEFT_OPEN, Fault, told
-from patcher.plan import Action, Verb
-from patcher.state import TreeState
+from patcher.states import TreeState
+from patcher.value import Value, plain
 
 SCHEMA = 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Outcome(Value):
     """The result of one run of the engine.
 
     With ``command`` ``check``, ``changed`` says whether an apply (or revert) would change
@@ -75,8 +74,8 @@ def to_json(outcome: Outcome, *, with_diff: bool = False) -> str:
         "state_before": outcome.state_before,
         "state_after": outcome.state_after,
         "changed": outcome.changed,
-        "files": [asdict(action) for action in outcome.actions],
-        "errors": [asdict(fault) for fault in outcome.errors],
+        "files": [plain(action) for action in outcome.actions],
+        "errors": [plain(fault) for fault in outcome.errors],
         "warnings": list(outcome.warnings),
     }
     if with_diff:

@@ -11,12 +11,13 @@ from pathlib import Path
 
 from patcher import bytecode, files, plan, record
 from patcher import receipt as receipts
-from patcher.change import Change
+from patcher.change import Action, Change, Verb, note
 from patcher.errors import Fault, Refused
-from patcher.plan import Action, Plan, Verb
+from patcher.plan import Plan
 from patcher.receipt import PACKAGE, Kept, Receipt
 from patcher.site import Site
-from patcher.state import FileState, Survey
+from patcher.state import Survey
+from patcher.states import FileState
 
 
 def plan_revert(survey: Survey) -> Plan:
@@ -42,7 +43,7 @@ def plan_revert(survey: Survey) -> Plan:
     ]
     if faults:
         raise Refused(faults)
-    return Plan(actions=tuple(plan.action(r, Verb.KEEP, r.digest) for r in survey.files))
+    return Plan(actions=tuple(note(r, Verb.KEEP, r.digest) for r in survey.files))
 
 
 def damaged(site: Site, path: str, original: Path | None) -> Fault:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Protocol
 
 from patcher.diff import FilePatch, apply, parse, split_header
 from patcher.errors import Fault, Refused
+from patcher.value import Value
 
 _PATCH_NAME = re.compile(r"[0-9]{4}-[a-z0-9]+(-[a-z0-9]+)*\.patch")
 _FIELDS = {
@@ -48,8 +48,7 @@ class Entry(Protocol):
         """Return the content of this file."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Patch:
+class Patch(Value):
     """One patch file: what its prose says and the changes it makes, each file once."""
 
     name: str
@@ -61,8 +60,7 @@ class Patch:
     files: tuple[FilePatch, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Series:
+class Series(Value):
     """The patches of a family of releases, in the order in which they are applied."""
 
     family: str

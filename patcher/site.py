@@ -12,13 +12,12 @@ import os
 import re
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from patcher.errors import refuse
+from patcher.receipt import STAGING
+from patcher.value import Value
 
-# The folder beside the package in which a change is staged; while it is there, one is unfinished.
-STAGING = ".sglang_overlay.txn"
 _DIST_INFO = re.compile(r"sglang-(?P<version>[^-/]+)\.dist-info\Z")
 _PYTHON = re.compile(r"(python|pypy)[\d.]*\Z")
 _TARGET_HINT = (
@@ -26,8 +25,7 @@ _TARGET_HINT = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Site:
+class Site(Value):
     """One installed SGLang.
 
     ``root`` is the site-packages folder (the overlay goes there), ``package_root`` the folder that

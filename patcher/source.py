@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,17 +17,15 @@ if TYPE_CHECKING:
 
     from patcher.series import Series
 
-_VERSION = re.compile(rb'^__version__ = "(\d+(?:\.\d+)*)"$', re.MULTILINE)
 
-
-@dataclass(frozen=True)
 class Source:
     """The overlay that this copy of the product installs.
 
     ``root`` is the folder, or the place in a zip archive, that holds ``patches/`` and ``overlay/``.
     """
 
-    root: Path | zipfile.Path
+    def __init__(self, root: Path | zipfile.Path) -> None:
+        self.root = root
 
     @property
     def archive(self) -> str | None:
@@ -50,15 +46,15 @@ class Source:
     @cached_property
     def version(self) -> str:
         """The overlay's version, read from its text: nothing of it is ever imported here."""
-        found = _VERSION.search(self.overlay.get(f"{PACKAGE}/__init__.py", b""))
-        if not found:
+        found = manifest.overlay_version(self.overlay.get(f"{PACKAGE}/__init__.py", b""))
+        if found is None:
             raise refuse(
                 "source-damaged",
                 f"overlay/{PACKAGE}/__init__.py does not name a __version__",
                 path=str(self.root),
                 hint="This copy of the overlay is incomplete: get it again.",
             )
-        return found[1].decode()
+        return found
 
     @cached_property
     def manifests(self) -> tuple[Manifest, ...]:
@@ -79,10 +75,7 @@ class Source:
     @cached_property
     def fingerprint(self) -> str:
         """A sha256 over all that is installed: what the files become, and the overlay's modules."""
-        lines = [f"{path} {digest}" for path, digest in self.digests.items()]
-        for release in sorted(self.manifests, key=lambda one: one.release):
-            lines += [f"{release.release} {p} {row.after}" for p, row in release.files.items()]
-        return files.digest("\n".join(lines).encode())
+        return manifest.fingerprint(self.manifests, self.digests)
 
     def _families(self) -> list[str]:
         return [entry.name for entry in _entries(self.root / "patches") if entry.is_dir()]

@@ -7,8 +7,6 @@ tried with a reverse dry run, and nothing is written here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from enum import Enum
 from functools import cached_property
 from pathlib import Path
 
@@ -18,43 +16,11 @@ from patcher.manifest import Manifest
 from patcher.receipt import Receipt
 from patcher.site import Site, unfinished
 from patcher.source import Source
+from patcher.states import FileReport, FileState, TreeState, classify, identify
+from patcher.value import Value
 
 
-class FileState(str, Enum):
-    """What one file is."""
-
-    PRISTINE = "pristine"
-    PATCHED = "patched"
-    OUTDATED = "outdated"
-    FOREIGN = "foreign"
-    MISSING = "missing"
-
-
-class TreeState(str, Enum):
-    """What the whole tree is."""
-
-    ABSENT = "absent"
-    PRISTINE = "pristine"
-    PATCHED = "patched"
-    OUTDATED = "outdated"
-    NEWER = "newer"
-    MIXED = "mixed"
-    FOREIGN = "foreign"
-    INTERRUPTED = "interrupted"
-
-
-@dataclass(frozen=True, kw_only=True)
-class FileReport:
-    """One file: its path relative to its folder, its state, its digest now, its link count."""
-
-    path: str
-    state: FileState
-    digest: str | None
-    links: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Survey:
+class Survey(Value):
     """An installed SGLang, as it was found.
 
     ``manifest`` is that of the release it was identified as (for a foreign tree, the nearest one;
@@ -134,15 +100,12 @@ class Survey:
         if not self.site.editable:
             digests |= {path: self.digests.get(path) for path in self.receipt.files}
         digests |= self.receipt.originals()
-        lines = record.lines(self.site.record.read_bytes())
-        gaps = [] if record.bare_row(receipts.PATH) in lines else [receipts.PATH]
+        wanted = {record.bare_row(receipts.PATH): receipts.PATH}
         for path, digest in digests.items():
             place = self.site.root / path
-            if digest is None or not place.is_file():
-                continue
-            if record.row_of(path, digest, place.stat().st_size) not in lines:
-                gaps.append(path)
-        return tuple(gaps)
+            if digest is not None and place.is_file():
+                wanted[record.row_of(path, digest, place.stat().st_size)] = path
+        return tuple(wanted[row] for row in record.gaps(self.site.record.read_bytes(), wanted))
 
     def strangers(self) -> list[FileReport]:
         """SGLang's files that are neither as released nor as patched."""
@@ -163,7 +126,7 @@ def survey(site: Site, source: Source) -> Survey:
     paths = {path for m in manifests for path in (*m.files, *m.witnesses)}
     paths.update(receipt.files if receipt else ())
     digests = {path: files.digest_content(site.package_root / path) for path in sorted(paths)}
-    manifest = _identify(manifests, receipt, digests, site)
+    manifest = identify(manifests, receipt, digests, version=site.version)
     # What was done to another release says nothing about this one's files.
     applies = receipt is not None and manifest is not None and receipt.release == manifest.release
     applied = receipt if applies or manifest is None else None
@@ -176,45 +139,6 @@ def survey(site: Site, source: Source) -> Survey:
         overlay=tuple(_overlay_reports(site.root, source, receipt)),
         interrupted=unfinished(site.bases),
     )
-
-
-def classify(
-    path: str, digest: str | None, manifest: Manifest | None, receipt: Receipt | None
-) -> FileState:
-    """Return what a file of SGLang's with this ``digest`` is, for the release in ``manifest``."""
-    if digest is None:
-        return FileState.MISSING
-    known = manifest.files.get(path) if manifest else None
-    kept = receipt.files.get(path) if receipt else None
-    if known and digest == known.after:
-        return FileState.PATCHED
-    if kept and digest == kept.after:
-        return FileState.OUTDATED
-    pristine = {
-        known.before if known else None,
-        manifest.witnesses.get(path) if manifest else None,
-        kept.before if kept else None,
-    }
-    return FileState.PRISTINE if digest in pristine else FileState.FOREIGN
-
-
-def _identify(
-    manifests: Iterable[Manifest],
-    receipt: Receipt | None,
-    digests: Mapping[str, str | None],
-    site: Site,
-) -> Manifest | None:
-    def matches(manifest: Manifest) -> int:
-        known = [*manifest.files, *manifest.witnesses]
-        ok = (FileState.PRISTINE, FileState.PATCHED, FileState.OUTDATED)
-        applied = receipt if receipt and receipt.release == manifest.release else None
-        return sum(classify(path, digests[path], manifest, applied) in ok for path in known)
-
-    def rank(manifest: Manifest) -> tuple[int, bool]:
-        return matches(manifest), manifest.release == site.version
-
-    best = max(manifests, key=rank, default=None)
-    return best if best is not None and matches(best) else None
 
 
 def _reports(

@@ -19,17 +19,19 @@ import json
 import os
 import re
 import signal
+import stat
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from patcher import bounds, bytecode, files
 from patcher.change import Change
 from patcher.errors import LEFT_OPEN, Refused, failed, refuse
-from patcher.site import STAGING as STAGING
+from patcher.receipt import STAGING as STAGING
 from patcher.site import unfinished
+from patcher.value import Value, plain, replace
 
 _JOURNAL = "journal.json"
 _UNDO = "undo.json"
@@ -37,8 +39,7 @@ _SCHEMA = 1
 _PURPOSE = re.compile(r"(apply|revert) [\d.]+\Z")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Step:
+class _Step(Value):
     """A change as the journal keeps it: where it is, and what stands there before and after."""
 
     base: int
@@ -47,8 +48,7 @@ class _Step:
     after: str | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Journal:
+class _Journal(Value):
     """What recovery needs: the folders involved (the first is the site), and the steps in order."""
 
     bases: tuple[Path, ...]
@@ -56,10 +56,10 @@ class _Journal:
     steps: tuple[_Step, ...] = ()
     new_folders: tuple[tuple[int, str], ...] = ()
     prune: tuple[tuple[int, str], ...] = ()
-    staging: tuple[Path, ...] = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "staging", tuple(base / STAGING for base in self.bases))
+    @cached_property
+    def staging(self) -> tuple[Path, ...]:
+        return tuple(base / STAGING for base in self.bases)
 
     def target(self, step: _Step) -> Path:
         return self.bases[step.base] / step.path
@@ -74,8 +74,7 @@ class _Journal:
         return self.staging[step.base] / f"{number:04d}.old"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recovery:
+class Recovery(Value):
     """What became of an interrupted change: its purpose, whether it was finished, what was left."""
 
     purpose: str
@@ -201,20 +200,27 @@ def _stage(
         step = _Step(base=base, path=path, before=before, after=None)
         if before is not None:
             files.clone(change.target, journal.old(number, step))
-        new = journal.new(number, step)
+        new, after = journal.new(number, step), None
         if change.content is not None:
             assert change.like is not None, "new content needs a file to take after"
             stamp = _fresh_mtime(change.target)
             files.write(new, change.content, like=change.like, mtime_ns=stamp)
+            after = files.digest(change.content)
         elif change.clone is not None:
             files.clone(change.clone, new)
-        steps.append(_Step(base=base, path=path, before=before, after=files.digest_path(new)))
+            after = files.digest_path(new)
+        steps.append(_Step(base=base, path=path, before=before, after=after))
     folders: list[Path] = []
     for change in changes:
         if change.content is not None or change.clone is not None:
             _missing_folders(change.target.parent, folders)
+    # Together and last: a journalling filesystem then writes most of them at the first call.
     for staging in journal.staging:
-        files.sync_directory(staging)
+        for entry in os.scandir(staging):
+            status = entry.stat(follow_symlinks=False)
+            if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:  # else it was there before
+                files.sync(Path(entry.path))
+        files.sync(staging)
     return replace(
         journal,
         steps=tuple(steps),
@@ -252,17 +258,18 @@ def _commit(journal: _Journal) -> None:
         "schema": _SCHEMA,
         "purpose": journal.purpose,
         "bases": [str(base) for base in journal.bases],
-        "steps": [asdict(step) for step in journal.steps],
+        "steps": [plain(step) for step in journal.steps],
         "new_folders": journal.new_folders,
         "prune": journal.prune,
     }
     staging = journal.staging[0]
     draft = staging / "journal.draft"
-    text = json.dumps(record, indent=1).encode()
+    text = json.dumps(record).encode()
     files.write(draft, text, like=staging, mtime_ns=time.time_ns())
+    files.sync(draft)
     draft.rename(staging / _JOURNAL)
     for folder in (*journal.staging, *journal.bases):
-        files.sync_directory(folder)
+        files.sync(folder)
 
 
 def _parse(path: Path, bases: Sequence[Path]) -> _Journal:
@@ -342,7 +349,7 @@ def _undo(journal: _Journal, *, keep: frozenset[Path] = frozenset()) -> None:
     else:
         # From here on the staged new files may be lost, so no later run may go forward.
         (staging / _JOURNAL).rename(staging / _UNDO)
-        files.sync_directory(staging)
+        files.sync(staging)
     for number, step in reversed(list(enumerate(journal.steps))):
         target = journal.target(step)
         # Bytecode of a source that was replaced or uninstalled since belongs to nothing any more.
@@ -365,7 +372,7 @@ def _sync(journal: _Journal) -> None:
     touched += journal.folders((*journal.new_folders, *journal.prune))
     for folder in {path.parent for path in touched} | set(journal.bases):
         if folder.is_dir():
-            files.sync_directory(folder)
+            files.sync(folder)
 
 
 def _put_back(journal: _Journal, error: OSError) -> Refused:
@@ -388,7 +395,7 @@ def _drop(stagings: Sequence[Path]) -> None:
     if first.is_dir():
         for name in (_JOURNAL, _UNDO):
             (first / name).unlink(missing_ok=True)
-        files.sync_directory(first)
+        files.sync(first)
     for staging in stagings:
         files.remove_tree(staging)
 

@@ -11,7 +11,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from patcher import checks, lock, source, state
 from patcher import site as sites
@@ -19,16 +19,25 @@ from patcher.checks import Check, Expect, Scene, Status
 from patcher.errors import Fault, Refused, told
 from patcher.site import Site
 from patcher.source import Source
-from patcher.state import Survey, TreeState
+from patcher.state import Survey
+from patcher.states import TreeState
+from patcher.value import Value, plain, replace
 
 SCHEMA = 1
 SWITCH = "SGLANG_OVERLAY_DISABLE"
+SELF_TEST = "self-test"
 
 
 def _check_import(scene: Scene) -> Check:
     from patcher import trial  # starts processes, and is often left out
 
     return trial.check_import(scene)
+
+
+def _check_self_test(scene: Scene) -> Check:
+    from patcher import self_test  # seldom asked for
+
+    return self_test.check_self_test(scene)
 
 
 _TREE: Mapping[str, Callable[[Scene], Check]] = {
@@ -42,35 +51,32 @@ _HOST: Mapping[str, Callable[[Scene], Check]] = {
     "import": _check_import,
     "gpu": checks.check_gpu,
     "processes": checks.check_processes,
+    SELF_TEST: _check_self_test,
 }
 # The checks that depend on the machine: they may be left out, or insisted on.
-OPTIONAL = ("import", "gpu", "pins")
+OPTIONAL = ("import", "gpu", "pins", SELF_TEST)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
+class Request(Value):
     """What is to be verified.
 
     ``target`` is what `patcher.site.resolve` takes; ``expect`` what it is meant to be. A check in
     ``require`` fails where it would be skipped; one in ``skip`` is not run. Both hold names of
-    `OPTIONAL` and have none in common. ``server`` is the address of a running server to compare
-    with the tree. ``wait`` is the seconds to wait for a run that changes the target.
+    `OPTIONAL` and have none in common. The self-test runs where ``self_test`` asks for it, or
+    ``require``. ``server`` is the address of a running server to compare with the tree. ``wait`` is
+    the seconds to wait for a run that changes the target.
     """
 
     target: str | None = None
     expect: Expect = Expect.PATCHED
     require: frozenset[str] = frozenset()
     skip: frozenset[str] = frozenset()
+    self_test: bool = False
     server: str | None = None
     wait: float = 30.0
 
-    def __post_init__(self) -> None:
-        assert not self.require & self.skip, "a check cannot be both required and skipped"
-        assert self.require | self.skip <= set(OPTIONAL), "only an optional check can be either"
 
-
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Verdict(Value):
     """What was found. ``errors`` say why nothing could be judged; then there are no checks."""
 
     target: str
@@ -92,6 +98,8 @@ class Verdict:
 
 def verify(request: Request) -> Verdict:
     """Check the target. Never raises `Refused`: see ``errors``."""
+    assert not request.require & request.skip, "a check cannot be both required and skipped"
+    assert request.require | request.skip <= set(OPTIONAL), "only an optional check can be either"
     ours = source.locate()
     site = None
     try:
@@ -100,7 +108,12 @@ def verify(request: Request) -> Verdict:
             scene = Scene(survey=state.survey(site, ours), expect=request.expect)
             tree_state = scene.survey.state
             found = [_run(name, check, scene, request) for name, check in _TREE.items()]
-        found += [_run(name, check, scene, request) for name, check in _HOST.items()]
+        asked = request.self_test or SELF_TEST in request.require
+        found += [
+            _run(name, check, scene, request)
+            for name, check in _HOST.items()
+            if asked or name != SELF_TEST
+        ]
         if request.server is not None:
             from patcher import live  # costs more to import than all other checks to run
 
@@ -149,11 +162,18 @@ def to_json(verdict: Verdict) -> str:
         "overlay_version": verdict.overlay_version,
         "expect": verdict.expect,
         "state": verdict.state,
-        "checks": [asdict(check) for check in verdict.checks],
-        "errors": [asdict(fault) for fault in verdict.errors],
+        "checks": [_document(check) for check in verdict.checks],
+        "errors": [plain(fault) for fault in verdict.errors],
         "warnings": list(verdict.warnings),
     }
     return json.dumps(document, indent=2)
+
+
+def _document(check: Check) -> dict[str, Any]:
+    document: dict[str, Any] = plain(check)
+    if not check.rows:  # only the self-test has any
+        del document["rows"]
+    return document
 
 
 def to_text(verdict: Verdict) -> str:
@@ -162,6 +182,10 @@ def to_text(verdict: Verdict) -> str:
     for check in verdict.checks:
         lines.append(f"  {_word(check.status):8} {check.name:10} {check.message}")
         lines += [f"  {'':8} {'':10} → {check.hint}"] if check.hint else []
+        if check.rows:
+            from patcher import self_test
+
+            lines += [f"    {line}" for line in self_test.table(check.rows)]
     return "\n".join([*lines, _summary(verdict)])
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
 RELEASES = ("0.5.11", "0.5.12", "0.5.12.post1")
+ENGINE_TESTS = Path("tests/engine")
 
 # What a person's shell may set and what would change the answers of the programs under test.
 for name in ("SGLANG_OVERLAY_DISABLE", "PYTHONPYCACHEPREFIX", "PYTHONPATH"):
@@ -33,7 +35,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what takes root where there is none."""
+    """Say which tests stay on one worker; leave out what takes root where there is none.
+
+    The files of the engine tests share their runs within a process, so they stay together; every
+    other file is a group of its own.
+    """
+    for item in items:
+        file = item.path.relative_to(config.rootpath)
+        group = ENGINE_TESTS if file.is_relative_to(ENGINE_TESTS) else file
+        item.add_marker(pytest.mark.xdist_group(str(group)))
     if os.geteuid() == 0:
         return
     left_out = [item for item in items if item.get_closest_marker("root")]

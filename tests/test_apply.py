@@ -157,9 +157,12 @@ def test_without_target_it_takes_the_python_that_runs_it() -> None:
 @pytest.mark.parametrize("lacking", ["click", "unidiff"])
 def test_a_bare_host_is_told_the_one_command_to_run(tmp_path: Path, lacking: str) -> None:
     code = (
-        "import importlib.util, runpy, sys\n"
-        "real = importlib.util.find_spec\n"
-        f"importlib.util.find_spec = lambda n, p=None: None if n == {lacking!r} else real(n, p)\n"
+        "import runpy, sys\n"
+        "class Without:\n"
+        "    def __init__(self, finder): self.finder = finder\n"
+        "    def find_spec(self, name, *rest):\n"
+        f"        return None if name == {lacking!r} else self.finder.find_spec(name, *rest)\n"
+        "sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]\n"
         f"sys.argv = ['apply.py']; sys.path.insert(0, {str(ROOT)!r})\n"
         f"runpy.run_path({str(ROOT / 'apply.py')!r}, run_name='__main__')\n"
     )

@@ -16,17 +16,29 @@ OVERLAY = "sglang_overlay"
 FORBIDDEN: dict[str, tuple[str, ...]] = {
     "patcher/": ("click", "torch", "triton", "sglang", OVERLAY, "apply", "verify_install"),
     "": ("torch", "triton", "sglang", OVERLAY, "apply", "verify_install"),  # the command lines
-    "overlay/sglang_overlay/": ("patcher", "click", "sglang", f"{OVERLAY}.srt"),
+    "overlay/sglang_overlay/": (
+        *("patcher", "click", "sglang"),
+        *(f"{OVERLAY}.{part}" for part in ("srt", "self_test")),
+    ),
     "overlay/sglang_overlay/switches.py": ("patcher", "click", "torch", "sglang", OVERLAY),
     "overlay/sglang_overlay/upstream.py": ("patcher", "click", "torch", f"{OVERLAY}."),
     "overlay/sglang_overlay/tree/": (
-        *("patcher", "click", "triton", "sglang"),
+        *("patcher", "click", "sglang"),
         *(f"{OVERLAY}.{part}" for part in ("srt", "attention", "kvcache")),
     ),
-    "overlay/sglang_overlay/srt/": ("patcher", "click"),
+    "overlay/sglang_overlay/kvcache/": (
+        *("patcher", "click", "sglang"),
+        *(f"{OVERLAY}.{part}" for part in ("srt", "attention", "tree")),
+    ),
+    # The self-test stands above the glue, and compares with SGLang through it alone.
+    "overlay/sglang_overlay/self_test/": ("patcher", "click", "sglang"),
+    "overlay/sglang_overlay/srt/": ("patcher", "click", f"{OVERLAY}.self_test"),
 }
 # Kernels are told what they may import: jit bodies need nothing else.
-KERNELS = ("__future__", "triton", f"{OVERLAY}.attention.kernels", f"{OVERLAY}.kvcache.kernels")
+KERNELS = (
+    *("__future__", "triton"),
+    *(f"{OVERLAY}.{part}.kernels" for part in ("attention", "kvcache", "tree")),
+)
 
 VERSION_MODULES = ("packaging", "sglang.version", "sglang._version", "importlib.metadata")
 VERSION_NAMES = {"__version__", "__version_tuple__", "version_tuple", "release"}
@@ -105,8 +117,11 @@ def test_nothing_decides_by_a_version(path: Path) -> None:
         ("overlay/sglang_overlay/mask_policy.py", "from sglang_overlay.srt import hooks"),
         ("overlay/sglang_overlay/mask_policy.py", "from sglang.srt.utils import is_cuda"),
         ("overlay/sglang_overlay/identity.py", "from sglang_overlay import srt"),
+        ("overlay/sglang_overlay/self_test/case.py", "import sglang.srt"),
+        ("overlay/sglang_overlay/srt/hooks.py", "from sglang_overlay import self_test"),
         ("overlay/sglang_overlay/switches.py", "from sglang_overlay import upstream"),
-        ("overlay/sglang_overlay/tree/build.py", "import triton"),
+        ("overlay/sglang_overlay/tree/build.py", "from sglang.srt import utils"),
+        ("overlay/sglang_overlay/kvcache/mover.py", "from sglang_overlay.tree import build"),
         ("overlay/sglang_overlay/attention/kernels/merge.py", "import torch"),
         ("overlay/sglang_overlay/srt/hooks.py", "from patcher import verify"),
     ],

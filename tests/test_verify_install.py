@@ -62,6 +62,52 @@ def test_a_required_check_that_is_skipped_is_exit_code_1(patched: Path) -> None:
     assert "FAILED   pins" in done.stdout
 
 
+QUICK = ("--skip", "import,gpu,pins")
+
+
+def test_the_self_test_is_only_run_where_it_is_asked_for(patched: Path) -> None:
+    """On this host no path can run: each row says why, and none counts as passed."""
+    silent = run("--target", str(patched), *QUICK, "--json")
+    assert "self-test" not in {check["name"] for check in json.loads(silent.stdout)["checks"]}
+    done = run("--target", str(patched), *QUICK, "--self-test", "--json")
+    assert done.returncode == 0, done.stdout
+    found = json.loads(done.stdout)["checks"][-1]
+    assert (found["name"], found["status"]) == ("self-test", "skipped")
+    assert len(found["rows"]) >= 10
+    told = {(row["status"], row["reason"]) for row in found["rows"]}
+    assert told == {("skipped", "there is no CUDA device here")}
+
+
+def test_a_required_self_test_fails_where_no_path_can_run(patched: Path) -> None:
+    done = run("--target", str(patched), *QUICK, "--require", "self-test")
+    assert done.returncode == 1
+    assert "10 skipped, but it is required (--require self-test)" in done.stdout
+    assert done.stdout.count("skipped: there is no CUDA device here") == 10
+
+
+@pytest.mark.parametrize(
+    ("planted", "told"),
+    [
+        ("def run(): return [dict(ROW, status='failed', reason='wrong')]", "failed: wrong"),
+        ("import os\ndef run(): os.abort()", "ended with -6 in the self-test"),
+        ("def run(): raise ValueError('boom')", "the self-test ends with ValueError: boom"),
+        ("import sglang_overlay.absent", "importing sglang_overlay.self_test ends with Module"),
+    ],
+)
+def test_a_self_test_that_fails_is_exit_code_1(planted: str, told: str, tmp_path: Path) -> None:
+    site = patched_site(RELEASE, tmp_path / "site")
+    row = {"engine": "flashmla", "cache_dtype": "bfloat16", "page_size": 64, "requests": 1}
+    row |= {"context": 70, "heads": 8, "nodes": 16, "max_error": 0.5, "relative_error": 0.1}
+    row |= {"microseconds": None, "stock_microseconds": None}
+    module = site / "sglang_overlay" / "self_test" / "__init__.py"
+    module.write_text(f"ROW = {row!r}\n{planted}\n")
+    done = run("--target", str(site), *QUICK, "--self-test")
+    assert done.returncode == 1
+    (line,) = (line for line in done.stdout.splitlines() if " self-test " in line)
+    assert line.split()[0] == "FAILED"
+    assert told in done.stdout
+
+
 def test_an_error_is_told_on_the_error_stream(tmp_path: Path) -> None:
     done = run("--target", str(tmp_path / "absent"))
     assert (done.returncode, done.stdout) == (1, "")
@@ -74,8 +120,8 @@ def test_an_error_is_told_on_the_error_stream(tmp_path: Path) -> None:
     ("options", "told"),
     [
         (["--expect", "perfect"], "'perfect' is not one of 'patched', 'pristine'"),
-        (["--require", "files"], "'files' is not one of import, gpu, pins"),
-        (["--skip", "record"], "'record' is not one of import, gpu, pins"),
+        (["--require", "files"], "'files' is not one of import, gpu, pins, self-test"),
+        (["--skip", "record"], "'record' is not one of import, gpu, pins, self-test"),
         (["--skip", "gpu", "--require", "import,gpu"], "both required and skipped: gpu"),
         (["--fix"], "No such option"),
     ],

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from patcher import errors
-from patcher.plan import Verb
-from patcher.state import FileState, TreeState
+from patcher.change import Verb
+from patcher.states import FileState, TreeState
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "operations.md").read_text()

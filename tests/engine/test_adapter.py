@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -295,6 +296,8 @@ def grow_trees(bed: Any, prompts: list[list[int]]) -> dict[str, Any]:
         with planted(bed, fault):
             found[fault] = worst_node(bed, prompts[:1], tokens=3, seed=1)
     found["backend"] = drive_backend(bed)
+    found["stock table"] = fill_graph_table(bed, hooked=False)
+    found["our table"] = fill_graph_table(bed, hooked=True)
     return found
 
 
@@ -337,6 +340,53 @@ def drive_backend(bed: Any) -> dict[str, float]:
         )
         errors[f"replay, {topology}"] = case.error(backend, mode, rows=4)
     return errors
+
+
+def fill_graph_table(bed: Any, *, hooked: bool) -> dict[str, Any]:
+    """Replay chains of 100 tokens near the context's end through SGLang's own methods.
+
+    Returns which rows of the graph's page table hold the pages that they should; the last one pads.
+    """
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    backend = copy.copy(bed.scheduler.tp_worker.model_runner.attn_backend)
+    del backend.overlay_tree_verify
+    context, chain, mode = backend.max_context_len, 100, ForwardMode.TARGET_VERIFY
+    backend.num_draft_tokens = chain
+    # Rows 1 and 2 have descending pages from 500 and 900 on; row 0 is nobody's.
+    pages = torch.tensor([[0], [500], [900]]) - torch.arange(-(-(context + 4 + chain) // 64))
+    slots = pages[:, :, None] * 64 + torch.arange(64)
+    backend.req_to_token = slots.flatten(1)[:, : context + 4 + chain].int().contiguous()
+    method = type(backend).init_cuda_graph_state
+    with on_a_cpu():
+        (method if hooked else method.__wrapped__)(backend, 3, 3 * chain)
+    rows, lens = torch.tensor([1, 2, 0]), torch.tensor([40, context - 20, 1])
+    backend.init_forward_metadata_capture_cuda_graph(
+        3, 3 * chain, rows * 0, torch.ones_like(lens), None, mode, None
+    )
+    table = backend.cuda_graph_kv_indices
+    table[2] = 7
+    backend.init_forward_metadata_replay_cuda_graph(
+        2, rows[:2], lens[:2], int(lens[:2].sum()), None, mode, None, seq_lens_cpu=lens[:2]
+    )
+    used = [-(-(int(length) + chain) // 64) for length in lens[:2]]
+    width = table.shape[1]
+    within = [min(each, width) for each in used]
+    right = [torch.equal(table[i, :n], pages[i + 1, :n].int()) for i, n in enumerate(within)]
+    return {"pages": used, "width": width, "right": [*right, bool((table[2] == 7).all())]}
+
+
+@contextmanager
+def on_a_cpu() -> Iterator[None]:
+    """Let SGLang make its graph buffers, which it wants on a GPU, in main memory."""
+    full, empty = torch.full, torch.empty
+    processors = SimpleNamespace(multi_processor_count=8)
+    with (
+        mock.patch.object(torch, "full", lambda *a, **k: full(*a, **(k | {"device": "cpu"}))),
+        mock.patch.object(torch, "empty", lambda *a, **k: empty(*a, **(k | {"device": "cpu"}))),
+        mock.patch.object(torch.cuda, "get_device_properties", return_value=processors),
+    ):
+        yield
 
 
 class BackendCase:
@@ -470,3 +520,12 @@ def test_the_live_backend_agrees_with_the_oracle(trees_grown: Report) -> None:
     errors = trees_grown.result["backend"]
     assert len(errors) == 5
     assert {way: error for way, error in errors.items() if not error < 2e-5} == {}
+
+
+def test_a_chain_behind_a_full_context_stays_in_its_row(trees_grown: Report) -> None:
+    """SGLang's own table is (context + 64) // 64 wide: 17 pages, and this chain needs 18."""
+    stock, ours = trees_grown.result["stock table"], trees_grown.result["our table"]
+    assert stock["pages"] == ours["pages"] == [3, 18]
+    assert (stock["width"], stock["right"]) == (17, [True, True, False])
+    assert ours["width"] >= 18
+    assert ours["right"] == [True, True, True]

@@ -51,8 +51,9 @@ def moving_everything(
     from sglang_overlay.kvcache import planner
     from sglang_overlay.kvcache.planner import Move
     from sglang_overlay.srt import kv_layout, kv_movers
+    from sglang_overlay.srt.ddtree.rows import row_buffers
 
-    def scatter(pieces: Any, parents: Any, free: Any, *, budget: int) -> list[Move]:
+    def scatter(pieces: Any, parents: Any, free: Any, **_: Any) -> list[Move]:
         spread, moves = free[::-1], []
         for index, piece in enumerate(pieces):
             size = len(piece.units)
@@ -68,7 +69,7 @@ def moving_everything(
 
     def rows() -> list[Any]:
         nodes = kv_layout.cached(scheduler.tree_cache).nodes
-        buffers = [buffer for pool in pools.values() for buffer in kv_movers._buffers(pool)]
+        buffers = [buffer for pool in pools.values() for buffer in row_buffers(pool).tensors]
         return [buffer[node.value].clone() for node in nodes for buffer in buffers]
 
     def checked_pass(*, unlocked: bool) -> int:
@@ -82,7 +83,9 @@ def moving_everything(
 
     planner.plan = scatter
     compactor._pass = checked_pass
-    compactor._movers = [kv_movers.mover(pools[name]) for name in pools if name != forgets]
+    compactor._movers = [
+        kv_movers.mover(row_buffers(pool)) for name, pool in pools.items() if name != forgets
+    ]
     result = generate_by_steps(bed, rounds, tokens)
     return result | {"moved": compactor.tally.moved_tokens, "passes": compactor.tally.passes}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from patcher.transaction import STAGING
+from patcher.receipt import STAGING
 from tests.support.bench import TASKS, Bench, Task
 
 _RENAME = re.compile(r'rename\("([^"]+)", "([^"]+)"\)')

@@ -88,11 +88,18 @@ def unstoppable(host: Host) -> None:
     host.service.write_text(text.replace("stop)", "stop)\n  exit 7", 1))
 
 
+def lives_on(host: Host) -> None:
+    # The first stop says it did and did nothing: an old server is left when the tree is verified.
+    once = f"test -f {host.root}/done || {{ touch {host.root}/done; exit 0; }}"
+    fleets.write_service(host, before_stop=once)
+
+
 FAULTS: dict[str, tuple[Callable[[Host], None], str, str]] = {
     "preflight": (foreign, "file-modified", "refused"),
     "drain": (busy, "requests still run", "rolled back"),
     "stop": (unstoppable, "code 7", "out of service"),
     "apply": (foreign_when_stopped, "file-modified", "rolled back"),
+    "verify": (lives_on, "started before the overlay was applied", "rolled back"),
     "start": (down, "was not ready", "rolled back"),
     "gate": (slow, "was not ready", "rolled back"),
 }
@@ -115,6 +122,14 @@ def test_a_failure_at_each_phase(hosts: Fleet, phase: str) -> None:
         assert_identical(before[name], kept, name)
     assert results(hosts)["h3"] == "untouched"
     assert not [line for line in hosts.routed() if line.endswith(("h3", "h4"))]
+
+
+def test_services_of_a_manager(tmp_path: Path) -> None:
+    with fleets.fleet(tmp_path, size=2, kinds={"h1": "systemd", "h2": "docker"}) as fleet:
+        assert apply(fleet).code == 0
+        assert set(fleet.states().values()) == {"patched"}
+        assert fleet["h1"].managed() == ["systemctl stop sglang", "systemctl start sglang"]
+        assert fleet["h2"].managed() == ["docker stop sglang", "docker start sglang"]
 
 
 def test_a_host_lost_in_the_middle(hosts: Fleet) -> None:

@@ -115,12 +115,19 @@ def edited_when_stopped(host: Host) -> None:
     fleets.write_service(host, before_stop=once)
 
 
+def lives_on(host: Host) -> None:
+    # The first stop says it did and did nothing: an old server is left when the tree is verified.
+    once = f"test -f {host.root}/done || {{ touch {host.root}/done; exit 0; }}"
+    fleets.write_service(host, before_stop=once)
+
+
 FAULTS: dict[str, tuple[Callable[[Host], None], str]] = {
     "preflight": (foreign, "file-modified"),
     "two at once": (held, "is at work here"),
     "drain": (busy, "requests still run"),
     "stop": (not_stopped, "Stop the server"),
     "apply": (edited_when_stopped, "Change the tree"),
+    "verify": (lives_on, "started before the overlay was applied"),
     "start": (stays_down, "was not ready"),
     "gate": (slow, "was not ready"),
 }
@@ -141,6 +148,19 @@ def test_a_failure_at_each_phase(hosts: Fleet, phase: str) -> None:
         now = hosts[name].look(folder_times=name > "h2")
         assert_identical(before[name], now, name)
     assert not [line for line in hosts.routed() if line.endswith(("h3", "h4"))]
+
+
+@pytest.mark.full
+def test_services_of_a_manager(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("f")
+    with fleets.fleet(folder, size=2, kinds={"h1": "systemd", "h2": "docker"}) as fleet:
+        fleet["h2"].fail(wrong=2, patched=True)
+        ended = fleet.play("rollout")
+        assert ended.code != 0
+        assert "h2 was rolled back and serves as before" in ended.stdout, ended.told
+        assert fleet.states() == {"h1": "patched", "h2": "pristine"}
+        assert fleet["h1"].managed() == ["systemctl stop sglang", "systemctl start sglang"]
+        assert fleet["h2"].managed() == ["docker stop sglang", "docker start sglang"] * 2
 
 
 @pytest.mark.full

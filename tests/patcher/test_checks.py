@@ -18,7 +18,7 @@ from patcher import checks, engine, processes, receipt, source, state
 from patcher import record as records
 from patcher import site as sites
 from patcher.checks import Check, Expect, Scene, Status
-from patcher.transaction import STAGING
+from patcher.receipt import STAGING
 from tests.support.sites import manifest_of, patched_site, slim_site
 
 RELEASE = "0.5.12.post1"

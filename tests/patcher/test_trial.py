@@ -15,7 +15,8 @@ from patcher import files, source, trial
 from patcher.checks import Check, Expect, Scene, Status
 from patcher.manifest import Digests, Manifest
 from patcher.site import Site
-from patcher.state import FileReport, FileState, Survey
+from patcher.state import Survey
+from patcher.states import FileReport, FileState
 from tests.support.sites import snapshot
 
 HOOKED = "sglang/srt/hooked.py"

@@ -12,8 +12,8 @@ from sglang_overlay import switches
 
 from patcher import lock, receipt, verify
 from patcher.checks import Check, Expect, Scene, Status
-from patcher.state import TreeState
-from patcher.transaction import STAGING
+from patcher.receipt import STAGING
+from patcher.states import TreeState
 from patcher.verify import Request, Verdict
 from tests.support.sites import patched_site, slim_site, snapshot
 

@@ -59,6 +59,13 @@ PasswordAuthentication no
 UsePAM no
 Subsystem sftp internal-sftp
 """
+_MANAGER = """#!/bin/sh
+# A STUB that stands for {manager}: it takes down each call, and the service script does the work.
+echo "{manager} $*" >>"{root}/manager.log"
+exec "{root}/service" "$1"
+"""
+# The service managers that `_MANAGER` stands for, by the kind of service.
+_MANAGERS = {"systemd": "systemctl", "docker": "docker"}
 _CLIENT = """
 Host {name}
   HostName {address}
@@ -98,7 +105,11 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """One host: its sshd's and its server's port are both on its own address."""
+    """One host: its sshd's and its server's port are both on its own address.
+
+    ``kind`` is that of the service: ``command`` for the service script itself, else a stub of
+    systemctl or docker stands before it.
+    """
 
     name: str
     address: str
@@ -106,6 +117,7 @@ class Host:
     http: int
     root: Path
     site: Path
+    kind: str = "command"
 
     @property
     def url(self) -> str:
@@ -117,14 +129,25 @@ class Host:
         """The script that starts and stops the server."""
         return self.root / "service"
 
+    def command(self, verb: str) -> str:
+        """Return the command that starts or stops the server on the host."""
+        if self.kind == "command":
+            return f"{self.service} {verb}"
+        return f"{_MANAGERS[self.kind]} {verb} sglang"
+
+    def managed(self) -> list[str]:
+        """Return what the stub of the service manager was called with, in order."""
+        log = self.root / "manager.log"
+        return log.read_text().splitlines() if log.exists() else []
+
     def fail(self, **faults: object) -> None:
         """Tell the server its faults, instead of those told before."""
         (self.root / "faults.json").write_text(json.dumps(faults))
 
-    def serve(self) -> None:
-        """Start the server and wait until it listens."""
+    def serve(self, *, seconds: float = 20) -> None:
+        """Start the server and wait until it listens, up to ``seconds``."""
         subprocess.run([self.service, "start"], check=True)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + seconds
         while True:
             try:
                 socket.create_connection((self.address, self.http), 1).close()
@@ -200,11 +223,11 @@ class Fleet:
             "rollout_target": str(host.site),
             "rollout_server_url": host.url,
             "rollout_group": self.groups.get(host.name, host.name),
-            "rollout_service": {
-                "kind": "command",
-                "start": f"{host.service} start",
-                "stop": f"{host.service} stop",
-            },
+            "rollout_service": (
+                {"kind": "command", "start": host.command("start"), "stop": host.command("stop")}
+                if host.kind == "command"
+                else {"kind": host.kind, "name": "sglang"}
+            ),
             "rollout_journal_folder": str(host.root / "journal"),
             "rollout_router_remove": f"{self.folder}/router remove {host.name}",
             "rollout_router_add": f"{self.folder}/router add {host.name}",
@@ -291,8 +314,8 @@ class Fleet:
             "target": str(host.site),
             "group": self.groups.get(host.name, host.name),
             "server_url": host.url,
-            "stop": f"{host.service} stop",
-            "start": f"{host.service} start",
+            "stop": host.command("stop"),
+            "start": host.command("start"),
             "router_remove": f"{self.folder}/router remove {host.name}",
             "router_add": f"{self.folder}/router add {host.name}",
             "journal_folder": str(host.root / "journal"),
@@ -328,8 +351,18 @@ def sign(bundle: Path, folder: Path, *, key: str = "release_key") -> None:
 
 
 @contextmanager
-def fleet(folder: Path, *, size: int, groups: Mapping[str, str] | None = None) -> Iterator[Fleet]:
-    """Make a fleet of ``size`` hosts below ``folder``, all pristine and serving; end it after."""
+def fleet(
+    folder: Path,
+    *,
+    size: int,
+    groups: Mapping[str, str] | None = None,
+    kinds: Mapping[str, str] | None = None,
+) -> Iterator[Fleet]:
+    """Make a fleet of ``size`` hosts below ``folder``, all pristine and serving; end it after.
+
+    ``groups`` names the server groups of hosts that have a peer, ``kinds`` the kinds of services
+    that are not commands.
+    """
     for key in ("host_key", "client_key", "release_key"):
         _keygen("-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(folder / key))
     public = (folder / "release_key.pub").read_text()
@@ -340,7 +373,11 @@ def fleet(folder: Path, *, size: int, groups: Mapping[str, str] | None = None) -
     _script(folder / "router", f'#!/bin/sh\necho "$1 $2" >>"{folder}/router.log"\n')
     if os.getuid() == 0:  # sshd's compiled-in folder for privilege separation
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
-    hosts = tuple(_host(folder, f"h{number}", f"127.0.7.{number}") for number in range(1, size + 1))
+    kinds = kinds or {}
+    hosts = tuple(
+        _host(folder, f"h{number}", f"127.0.7.{number}", kind=kinds.get(f"h{number}", "command"))
+        for number in range(1, size + 1)
+    )
     names = "".join(_CLIENT.format(**vars(host)) for host in hosts)
     everyone = _CLIENT_ALL.format(user=getpass.getuser(), fleet=folder)
     (folder / "ssh_config").write_text(names + everyone)
@@ -371,7 +408,7 @@ def golden(size: int = 10) -> dict[str, object]:
     return {"schema": 1, "sampling_params": {"temperature": 0}, "answers": answers}
 
 
-def _host(folder: Path, name: str, address: str) -> Host:
+def _host(folder: Path, name: str, address: str, *, kind: str) -> Host:
     root = folder / name
     site = slim_site(RELEASE, root / "venv/lib/python3.11/site-packages")
     host = Host(
@@ -381,10 +418,15 @@ def _host(folder: Path, name: str, address: str) -> Host:
         http=_free_port(address),
         root=root,
         site=site,
+        kind=kind,
     )
-    (root / "sshd_config").write_text(
-        _SSHD.format(port=host.port, address=address, fleet=folder, root=root)
-    )
+    config = _SSHD.format(port=host.port, address=address, fleet=folder, root=root)
+    if kind != "command":
+        (root / "bin").mkdir()
+        manager = _MANAGERS[kind]
+        _script(root / "bin" / manager, _MANAGER.format(manager=manager, root=root))
+        config += f"SetEnv PATH={root}/bin:{os.defpath.strip(':')}\n"
+    (root / "sshd_config").write_text(config)
     write_service(host)
     return host
 

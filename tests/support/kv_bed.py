@@ -21,6 +21,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import set_global_server_args_for_scheduler
 from sglang.srt.speculative.dflash_info import _compute_paged_keep_slots
 from sglang_overlay.srt import kv_allocators, kv_movers, kv_slots
+from sglang_overlay.srt.ddtree.rows import row_buffers
 from sglang_overlay.srt.kv_compaction import Compactor
 
 Path = Callable[[int], list[int]]
@@ -97,8 +98,8 @@ class KvBed:
         return Compactor(
             allocator=self.allocator,
             tree_cache=self.tree,
-            movers=[kv_movers.mover(pool) for pool in self.pools],
-            row_bytes=sum(map(kv_movers.row_bytes, self.pools)),
+            movers=[kv_movers.mover(row_buffers(pool)) for pool in self.pools],
+            row_bytes=sum(kv_movers.row_bytes(row_buffers(pool)) for pool in self.pools),
         )
 
     def slots_left(self) -> int:
@@ -214,10 +215,10 @@ class KvBed:
         """Allocate ``draft`` slots per request, as DFLASH's verify does."""
         total = draft * len(batch.reqs)
         if self.page == 1:
-            return self.allocator.alloc(total)  # type: ignore[no-any-return]
+            return self.allocator.alloc(total)
         last = self.table.req_to_token[batch.req_pool_indices, batch.seq_lens - 1].long()
         ends = batch.seq_lens + draft
-        return self.allocator.alloc_extend(  # type: ignore[no-any-return]
+        return self.allocator.alloc_extend(
             batch.seq_lens, batch.seq_lens_cpu, ends, ends.clone(), last, total
         )
 

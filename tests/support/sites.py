@@ -58,20 +58,23 @@ def pip_site(release: str, folder: Path) -> Path:
     site-packages for the scripts. The install is made once (half a minute) and kept in the cache.
     """
     master = wheels.CACHE / "installs" / f"{release}-py{sys.version_info[0]}{sys.version_info[1]}"
-    if not master.is_dir():
-        master.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=master.parent) as scratch:
-            environment = Path(scratch) / "venv"
-            venv.create(environment, with_pip=False, symlinks=True)
-            subprocess.run(
-                [sys.executable, "-m", "pip", "--python", str(environment / "bin" / "python")]
-                + ["install", "--quiet", "--no-deps", "--disable-pip-version-check"]
-                + [str(wheels.wheel(release))],
-                env={k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"},
-                check=True,
-            )
-            next(environment.glob("lib/python3*/site-packages")).replace(master)
+    wheels.cached(master, lambda empty: _install(release, empty))
     return Path(shutil.copytree(master, folder, symlinks=True))
+
+
+def _install(release: str, folder: Path) -> None:
+    """Let pip install the wheel of ``release``, and move what it made into the empty ``folder``."""
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        environment = Path(scratch) / "venv"
+        venv.create(environment, with_pip=False, symlinks=True)
+        subprocess.run(
+            [sys.executable, "-m", "pip", "--python", str(environment / "bin" / "python")]
+            + ["install", "--quiet", "--no-deps", "--disable-pip-version-check"]
+            + [str(wheels.wheel(release))],
+            env={k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"},
+            check=True,
+        )
+        next(environment.glob("lib/python3*/site-packages")).replace(folder)
 
 
 def patched_site(release: str, folder: Path) -> Path:

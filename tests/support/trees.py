@@ -6,12 +6,10 @@ import hashlib
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from devtools.wheels import CACHE, ROOT, tree, wheel
+from devtools.wheels import CACHE, ROOT, cached, tree, wheel
 
 __all__ = ["patched", "tree", "wheel"]
 
@@ -20,9 +18,7 @@ __all__ = ["patched", "tree", "wheel"]
 def patched(release: str) -> Path:
     """Return a copy of the tree of ``release`` with the overlay applied, one per overlay text."""
     folder = CACHE / "patched" / f"{release}-{_fingerprint()}"
-    if not folder.exists():
-        _make(folder, lambda empty: _apply(release, empty))
-    return folder
+    return cached(folder, lambda empty: _apply(release, empty))
 
 
 def _apply(release: str, folder: Path) -> None:
@@ -40,17 +36,3 @@ def _fingerprint() -> str:
         if path.is_file() and path.suffix != ".pyc":
             digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def _make(folder: Path, fill: Callable[[Path], object]) -> None:
-    """Fill ``folder`` beside its place and move it there whole; a concurrent maker may win."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".making-", dir=folder.parent) as scratch:
-        made = Path(scratch) / "made"
-        made.mkdir()
-        fill(made)
-        try:
-            made.rename(folder)
-        except OSError:
-            if not folder.exists():
-                raise

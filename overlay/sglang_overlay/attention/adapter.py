@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from sglang_overlay.attention.plan import VerifyPlan, VerifyStep
-from sglang_overlay.attention.prefix import PrefixEngine
+from sglang_overlay.attention.prefix import LATENT_DIM, PrefixEngine, PrefixParts
 from sglang_overlay.attention.tree_merge import merge_tree
 
 
@@ -50,9 +50,13 @@ class VerifyAdapter:
 
         ``query`` [requests × nodes, heads, 576], ``cache`` [slots, 1, 576] of this layer with the
         tree's rows already stored, ``slots`` [requests × nodes] their rows. The result replaces the
-        engine's own output in place.
+        engine's own output in place, unless that is in parts.
         """
         prefix = self.engine.run(query, cache, softmax_scale, cache_scale)
+        if isinstance(prefix, PrefixParts):
+            out = query.new_empty(query.shape[0], query.shape[1], LATENT_DIM)
+        else:
+            out = prefix.out
         merge_tree(
             query,
             cache,
@@ -60,9 +64,9 @@ class VerifyAdapter:
             self.plan.ancestors[: self._requests],
             self.plan.lengths[: self._requests],
             prefix,
-            prefix.out,
+            out,
             softmax_scale=softmax_scale,
             cache_scale=cache_scale,
         )
         self.tree_launches += 1
-        return prefix.out
+        return out

@@ -54,12 +54,13 @@ def tree_attention(
 
     ``query`` [requests × nodes, heads, 576], ``cache`` [slots, 576], ``prefix_slots`` one index
     tensor [prefix] per request, ``tree_slots`` [requests, nodes], ``masks`` one [nodes, nodes] bool
-    per request. A node that sees no row at all gives zeros and −inf.
+    per request, all on one device. A node that sees no row at all gives zeros and −inf.
     """
     requests, nodes = tree_slots.shape
     heads = query.shape[1]
-    out = torch.zeros(requests * nodes, heads, LATENT_DIM, dtype=torch.float64)
-    lse = torch.full((requests * nodes, heads), float("-inf"), dtype=torch.float64)
+    device = query.device
+    out = torch.zeros(requests * nodes, heads, LATENT_DIM, dtype=torch.float64, device=device)
+    lse = torch.full((requests * nodes, heads), float("-inf"), dtype=torch.float64, device=device)
     for request in range(requests):
         for node in range(nodes):
             own = tree_slots[request][masks[request][node]]  # [ancestors]

@@ -35,6 +35,21 @@ class PrefixResult:
     lse: torch.Tensor
 
 
+@dataclass(frozen=True, kw_only=True)
+class PrefixParts:
+    """Attention over disjoint parts of the prefixes, which the tree kernel combines.
+
+    ``out`` is [parts, nodes, heads, 512], each part's own softmax; ``lse`` [parts, nodes, heads]
+    float32, natural log. ``first`` [requests + 1] int32: request r owns parts first[r] to
+    first[r + 1]. What belongs to no request, and the parts of an empty prefix, are undefined. Last
+    dimensions of ``out`` are contiguous.
+    """
+
+    out: torch.Tensor
+    lse: torch.Tensor
+    first: torch.Tensor
+
+
 class PrefixEngine(Protocol):
     """Dense attention over paged MLA rows of 576: 512 latent, also the values, and 64 rope."""
 
@@ -52,5 +67,5 @@ class PrefixEngine(Protocol):
 
     def run(
         self, query: torch.Tensor, cache: torch.Tensor, softmax_scale: float, cache_scale: float
-    ) -> PrefixResult:
+    ) -> PrefixResult | PrefixParts:
         """Attend ``query`` [tokens, heads, 576] to the prefixes in ``cache`` [slots, 1, 576]."""

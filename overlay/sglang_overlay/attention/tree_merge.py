@@ -15,7 +15,13 @@ import triton
 
 from sglang_overlay.attention.kernels.tree_merge import tree_merge_kernel
 from sglang_overlay.attention.mask import words_for
-from sglang_overlay.attention.prefix import KEY_DIM, LATENT_DIM, ROPE_DIM, PrefixResult
+from sglang_overlay.attention.prefix import (
+    KEY_DIM,
+    LATENT_DIM,
+    ROPE_DIM,
+    PrefixParts,
+    PrefixResult,
+)
 
 _LOG2_E = 1.4426950408889634
 
@@ -95,7 +101,7 @@ def merge_tree(
     slots: torch.Tensor,
     ancestors: torch.Tensor,
     lengths: torch.Tensor,
-    prefix: PrefixResult,
+    prefix: PrefixResult | PrefixParts,
     out: torch.Tensor,
     *,
     softmax_scale: float,
@@ -133,6 +139,7 @@ def merge_tree(
         lengths,
         prefix.out,
         prefix.lse,
+        prefix.first if isinstance(prefix, PrefixParts) else lengths,
         out,
         softmax_scale * cache_scale * _LOG2_E,
         cache_scale,
@@ -140,10 +147,7 @@ def merge_tree(
         query.stride(1),
         cache.stride(0),
         2 * ancestors.stride(0),
-        prefix.out.stride(0),
-        prefix.out.stride(1),
-        prefix.lse.stride(0),
-        prefix.lse.stride(1),
+        *_strides(prefix),
         out.stride(0),
         out.stride(1),
         NODES=nodes,
@@ -156,9 +160,18 @@ def merge_tree(
         VALUES=tiles.values,
         KEY_CHUNK=tiles.key_chunk,
         VALUE_CHUNK=tiles.value_chunk,
+        PARTS=isinstance(prefix, PrefixParts),
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )
+
+
+def _strides(prefix: PrefixResult | PrefixParts) -> tuple[int, int, int, int, int, int]:
+    """Return (token, head, part) strides of the outputs and of the lse."""
+    out, lse = prefix.out.stride(), prefix.lse.stride()
+    if isinstance(prefix, PrefixParts):
+        return out[1], out[2], out[0], lse[1], lse[2], lse[0]
+    return out[0], out[1], 0, lse[0], lse[1], 0
 
 
 def _check(
@@ -167,19 +180,23 @@ def _check(
     slots: torch.Tensor,
     ancestors: torch.Tensor,
     lengths: torch.Tensor,
-    prefix: PrefixResult,
+    prefix: PrefixResult | PrefixParts,
     out: torch.Tensor,
 ) -> None:
     requests, nodes, words = ancestors.shape
     tokens, heads, _ = query.shape
+    if isinstance(prefix, PrefixParts):
+        leading: tuple[int, ...] = (prefix.lse.shape[0], nodes, heads)
+    else:
+        leading = (tokens, heads)
     needed = {
         "query": (tuple(query.shape), (requests * nodes, heads, KEY_DIM)),
         "cache": (cache.shape[-1], KEY_DIM),
         "slots": (tuple(slots.shape), (tokens,)),
         "lengths": (tuple(lengths.shape), (requests,)),
         "ancestors": (words, words_for(nodes)),
-        "prefix.out": (tuple(prefix.out.shape), (tokens, heads, LATENT_DIM)),
-        "prefix.lse": (tuple(prefix.lse.shape), (tokens, heads)),
+        "prefix.out": (tuple(prefix.out.shape), (*leading, LATENT_DIM)),
+        "prefix.lse": (tuple(prefix.lse.shape), leading),
         "out": (tuple(out.shape), (tokens, heads, LATENT_DIM)),
     }
     for name, (got, want) in needed.items():

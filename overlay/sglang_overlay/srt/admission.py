@@ -22,7 +22,8 @@ from sglang_overlay.mask_policy import (
     refusal_message,
 )
 from sglang_overlay.srt import ranks, selection
-from sglang_overlay.srt.verify_backend import judge_name, judge_object, leaves
+from sglang_overlay.srt.ddtree import memory, registration, validation
+from sglang_overlay.srt.verify_backend import expect_trees, judge_name, judge_object, leaves
 from sglang_overlay.verify_engine import Choice, Facts
 
 logger = logging.getLogger(__name__)
@@ -77,6 +78,16 @@ def admit_runner(model_runner: Any) -> None:
     _enforce(verdict, chosen_by=chosen_by, traits=traits, device=server_args.device)
     if choice.runs_adapter:
         selection.attach(model_runner)
+    if registration.is_asked_for(server_args):
+        _admit_draft_trees(model_runner, choice)
+
+
+def _admit_draft_trees(model_runner: Any, choice: Choice) -> None:
+    """Check what DDTREE asks of the target's objects beyond its mask; have that mask built."""
+    validation.check_runner(model_runner)
+    memory.check_runner(model_runner)
+    if not choice.runs_adapter:
+        expect_trees(model_runner.attn_backend)
 
 
 def judge_runner(
@@ -106,15 +117,19 @@ def _explained(judgement: Judgement, choice: Choice | None) -> Judgement:
 
 
 def _tree_size(server_args: Any, choice: Choice) -> int | None:
-    return int(server_args.speculative_num_draft_tokens) if choice.runs_adapter else None
+    if choice.runs_adapter or registration.is_asked_for(server_args):
+        return int(server_args.speculative_num_draft_tokens)
+    return None
 
 
 def _drafts_of(server_args: Any) -> Drafts | None:
     if server_args.speculative_algorithm is None:
         return None
-    return Drafts(
-        algorithm=server_args.speculative_algorithm, width=upstream.draft_width(server_args)
-    )
+    width = upstream.draft_width(server_args)
+    if registration.is_asked_for(server_args):
+        # As wide as the root alone can branch, whatever the drafts turn out to be.
+        width = int(server_args.speculative_num_draft_tokens) - 1
+    return Drafts(algorithm=server_args.speculative_algorithm, width=width)
 
 
 def _traits_of(server_args: Any, *, mla: bool, tree_adapter: bool = False) -> Traits:

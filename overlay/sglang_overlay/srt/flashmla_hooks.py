@@ -1,4 +1,4 @@
-"""The decorators on the methods of SGLang's ``FlashMLABackend``: each asks `tree_verify` first.
+"""The decorators on the methods of SGLang's ``FlashMLABackend``; verify asks `tree_verify` first.
 
 Apart from `hooks`, because this module imports torch and the kernels; the file that imports it has
 torch already. With ``SGLANG_OVERLAY_DISABLE=1`` every decorator returns SGLang's own method.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from sglang_overlay.srt import tree_verify
+from sglang_overlay.srt import graph_table, tree_verify
 from sglang_overlay.srt.hooks import Function, unless_disabled
 
 
@@ -24,6 +24,18 @@ def eager_metadata(stock: Function) -> Function:
         return verify.prepare(
             forward_batch.req_pool_indices, forward_batch.seq_lens, forward_batch.spec_info
         )
+
+    return unless_disabled(stock, init)
+
+
+def graph_buffers(stock: Function) -> Function:
+    """Decorate ``init_cuda_graph_state``: a page table that holds the drafts of a full context."""
+
+    @functools.wraps(stock)
+    def init(backend: Any, max_bs: int, max_num_tokens: int, block_kv_indices: Any = None) -> Any:
+        if block_kv_indices is None:
+            block_kv_indices = graph_table.wide_enough(backend, max_bs)
+        return stock(backend, max_bs, max_num_tokens, block_kv_indices)
 
     return unless_disabled(stock, init)
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 
 from sglang_overlay import switches
 from sglang_overlay.srt import admission, server_info, verify_backend
+from sglang_overlay.srt.ddtree import attention, registration, requests
 
 logger = logging.getLogger(__name__)
 
@@ -41,10 +42,41 @@ def speculative_arguments(stock: Function) -> Function:
 
     @functools.wraps(stock)
     def handle(server_args: Any) -> None:
+        registration.require_registry(server_args)
         stock(server_args)
         admission.admit_arguments(server_args)
 
     return unless_disabled(stock, handle)
+
+
+def register_algorithms(algorithms: Any) -> None:
+    """Register DDTREE with ``SpeculativeAlgorithm``; called where SGLang defines that."""
+    if not switches.ACTIVE.disabled:
+        registration.register(algorithms)
+
+
+def default_attention_backend(stock: Function) -> Function:
+    """Decorate ``ServerArgs._get_default_attn_backend``: one that honours trees, for DDTREE."""
+
+    @functools.wraps(stock)
+    def choose(server_args: Any, use_mla_backend: bool, model_config: Any) -> str:
+        name = str(stock(server_args, use_mla_backend, model_config))
+        if not registration.is_asked_for(server_args):
+            return name
+        return attention.default_backend(server_args, name, mla=use_mla_backend)
+
+    return unless_disabled(stock, choose)
+
+
+def dflash_request(stock: Function) -> Function:
+    """Decorate ``scheduler.validate_dflash_request``: refuse what DDTREE cannot serve."""
+
+    @functools.wraps(stock)
+    def validate(request: Any) -> str | None:
+        message: str | None = stock(request)
+        return requests.refusal(request, message) if registration.is_running() else message
+
+    return unless_disabled(stock, validate)
 
 
 def attention_backend(stock: Function) -> Function:

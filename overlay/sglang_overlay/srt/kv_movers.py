@@ -6,39 +6,39 @@ from typing import Any
 
 import torch
 
+from sglang_overlay.kvcache.mover import move_rows
+from sglang_overlay.kvcache.rows import RowBuffers
+from sglang_overlay.srt.ddtree.rows import row_buffers
+from sglang_overlay.srt.ddtree.validation import UnsupportedServerError
 from sglang_overlay.srt.kv_compaction import Mover
 
-# Exact classes: a subclass may keep scales or side tables by the same slots.
-_BUFFERS = {
-    "MHATokenToKVPool": ("k_buffer", "v_buffer"),
-    "MLATokenToKVPool": ("kv_buffer",),
-}
 _MODULE = "sglang.srt.mem_cache.memory_pool"
 
 
 def obstacles(pool: Any) -> list[str]:
     """Return why the rows of ``pool`` cannot be moved; nothing if they can."""
     cls = type(pool)
-    if cls.__module__ == _MODULE and cls.__name__ in _BUFFERS:
-        return []
-    return [f"nobody knows what a {cls.__name__} keeps by slot"]
+    # Exact classes: a subclass may keep scales or side tables by the same slots.
+    if cls.__module__ != _MODULE:
+        return [f"nobody knows what a {cls.__name__} keeps by slot"]
+    try:
+        row_buffers(pool)
+    except UnsupportedServerError:
+        return [f"nobody knows what a {cls.__name__} keeps by slot"]
+    except ValueError as error:
+        return [f"rows of its {cls.__name__} cannot be moved ({error})"]
+    return []
 
 
-def row_bytes(pool: Any) -> int:
-    """Return the bytes that one token takes in all layers of ``pool``."""
-    return sum(buffer[0].numel() * buffer.element_size() for buffer in _buffers(pool))
+def row_bytes(rows: RowBuffers) -> int:
+    """Return the bytes that one token takes in all of ``rows``."""
+    return sum(buffer[0].numel() * buffer.element_size() for buffer in rows.tensors)
 
 
-def mover(pool: Any) -> Mover:
-    """Return what copies rows of ``pool``, one of those without `obstacles`."""
-    buffers = _buffers(pool)
+def mover(rows: RowBuffers) -> Mover:
+    """Return what copies rows within ``rows``; no destination is a source."""
 
     def move(destination: torch.Tensor, source: torch.Tensor) -> None:
-        for buffer in buffers:
-            buffer[destination] = buffer[source]
+        move_rows(rows, destination, source)
 
     return move
-
-
-def _buffers(pool: Any) -> list[torch.Tensor]:
-    return [buffer for name in _BUFFERS[type(pool).__name__] for buffer in getattr(pool, name)]

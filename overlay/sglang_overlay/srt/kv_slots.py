@@ -11,6 +11,7 @@ from sglang_overlay import switches, upstream
 from sglang_overlay.kvcache import levels
 from sglang_overlay.kvcache.placement import NOTHING
 from sglang_overlay.srt import kv_allocators, kv_movers
+from sglang_overlay.srt.ddtree.rows import row_buffers
 from sglang_overlay.srt.kv_allocators import PlacedTokenAllocator
 from sglang_overlay.srt.kv_compaction import Compactor
 from sglang_overlay.switches import IDLE, LIVE, PLACEMENT
@@ -52,11 +53,12 @@ def start_compaction(scheduler: Any) -> None:
     pools = upstream.slot_pools(scheduler)
     obstacles += [reason for pool in pools for reason in kv_movers.obstacles(pool)]
     levels.refuse(level(), obstacles)
+    rows = [row_buffers(pool) for pool in pools]
     compactor = Compactor(
         allocator=scheduler.token_to_kv_pool_allocator,
         tree_cache=scheduler.tree_cache,
-        movers=[kv_movers.mover(pool) for pool in pools],
-        row_bytes=sum(kv_movers.row_bytes(pool) for pool in pools),
+        movers=[kv_movers.mover(each) for each in rows],
+        row_bytes=sum(kv_movers.row_bytes(each) for each in rows),
     )
     setattr(scheduler, _COMPACTOR, compactor)
 

@@ -20,7 +20,8 @@ def identity_of(scheduler: Any) -> Identity | None:
 def add_to_internal_state(scheduler: Any, output: Any) -> None:
     """Add the identity to a ``GetInternalStateReqOutput``: ``internal_state["overlay"]``.
 
-    Where the overlay verifies, ``tree_steps`` counts the verify steps that it has prepared.
+    Where the overlay verifies, ``tree_steps`` counts the verify steps that it has prepared; with
+    DDTREE, ``draft_trees`` says what its trees came to.
     """
     identity = identity_of(scheduler)
     if identity is None:
@@ -29,6 +30,9 @@ def add_to_internal_state(scheduler: Any, output: Any) -> None:
     verify = getattr(scheduler.tp_worker.model_runner, "overlay_tree_verify", None)
     if verify is not None:
         output.internal_state[KEY]["tree_steps"] = verify.steps
+    trees = getattr(scheduler.tp_worker.model_runner, "overlay_draft_trees", None)
+    if trees is not None:
+        output.internal_state[KEY]["draft_trees"] = trees.as_dict()
 
 
 def export_metric(scheduler: Any) -> None:

@@ -9,6 +9,9 @@ from typing import Any
 from sglang_overlay import mask_table, upstream
 from sglang_overlay.mask_policy import Judgement, Kind, Traits, judge, unknown
 
+# Set on a backend whose target verify gets draft trees by SGLang's own mask.
+_EXPECTS_TREES = "overlay_expects_trees"
+
 # Deeper than any nesting that SGLang builds (TBO over hybrid over hybrid-linear); ends a cycle.
 _DEPTH = 8
 
@@ -60,6 +63,21 @@ def judge_name(name: str, server: Traits) -> Judgement:
 
 
 def resolve_chain(backend: Any) -> tuple[str, bool]:
-    """Return the class name that verifies a chain on ``backend``, and whether it needs a mask."""
+    """Return the class name that verifies DFLASH's drafts on ``backend``, and whether it is masked.
+
+    A chain has a mask where the backend needs one; a tree (`expect_trees`) always has.
+    """
     leaf = next(leaves(backend))
+    if getattr(leaf, _EXPECTS_TREES, False):
+        return type(leaf).__name__, True
     return type(leaf).__name__, judge_object(leaf, Traits(topk=1)).needs_chain_mask
+
+
+def expect_trees(backend: Any) -> None:
+    """Have SGLang hand a mask to ``backend`` in every verify, and in graph capture before that.
+
+    Graph capture builds its drafts without a tree; a graph that was captured without a mask would
+    ignore that of every later tree.
+    """
+    for leaf in leaves(backend):
+        setattr(leaf, _EXPECTS_TREES, True)

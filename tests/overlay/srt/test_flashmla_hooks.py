@@ -75,7 +75,7 @@ def call(hook: str, backend: Any, mode: Any, spec: Any = None) -> Any:
 HOOKS = ("eager_metadata", "capture_metadata", "replay_metadata", "forward_extend")
 
 
-@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("hook", [*HOOKS, "graph_buffers"])
 def test_switched_off_every_hook_is_the_stock_method(
     hook: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,3 +157,35 @@ def test_the_counter_counts_prepared_steps() -> None:
     for hook in HOOKS[:3]:
         call(hook, backend, VERIFY, drafted())
     assert tree_verify.of(backend, VERIFY).steps == 3  # type: ignore[union-attr]
+
+
+def backend_of(context: int, drafts: int) -> Any:
+    """Return a backend as far as its page table goes; SGLang has 4 spare columns a request."""
+    table = torch.zeros(3, context + 4 + drafts, dtype=torch.int32)
+    return SimpleNamespace(req_to_token=table, max_context_len=context)
+
+
+def table_given(backend: Any, *more: Any) -> Any:
+    """Return the page table that SGLang's method is given for 3 requests."""
+    decorated: Any = flashmla_hooks.graph_buffers(lambda *arguments: arguments)
+    assert decorated(backend, 3, 300, *more)[:3] == (backend, 3, 300)
+    return decorated(backend, 3, 300, *more)[3]
+
+
+@pytest.mark.parametrize("context", [4032, 4095, 4096])
+@pytest.mark.parametrize("drafts", [1, 2, 16, 64, 65, 66, 128, 256])
+def test_the_graph_table_has_room_for_the_drafts_of_a_full_context(
+    context: int, drafts: int
+) -> None:
+    table = table_given(backend_of(context, drafts))
+    pages = (context + 64) // 64 if table is None else table.shape[1]
+    assert pages * 64 >= context + drafts
+    if table is not None:
+        assert (tuple(table.shape), table.dtype) == ((3, pages), torch.int32)
+        assert (table == 1).all()
+
+
+def test_a_table_that_is_wide_enough_or_given_is_left_alone() -> None:
+    assert table_given(backend_of(4096, 16)) is None
+    given = torch.zeros(3, 1)
+    assert table_given(backend_of(4096, 100), given) is given

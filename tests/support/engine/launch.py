@@ -22,9 +22,9 @@ _MODELS = REPOSITORY / ".cache" / "engine-models"
 class Launch:
     """How to start SGLang.
 
-    ``tree`` holds ``sglang/`` and its dist-info. ``algorithm`` is ``DFLASH`` or empty for plain
-    decoding. ``options`` are further server arguments by their Python name, ``variables`` further
-    environment variables; both override the bed's own.
+    ``tree`` holds ``sglang/`` and its dist-info. ``algorithm`` is ``DFLASH``, ``DDTREE`` or empty
+    for plain decoding. ``options`` are further server arguments by their Python name,
+    ``variables`` further environment variables; both override the bed's own.
     """
 
     tree: Path
@@ -68,9 +68,9 @@ class Launch:
             "tp_size": self.ranks,
             "log_level": "warning",
         }
-        if self.algorithm == "DFLASH":
+        if self.algorithm:
             arguments |= {
-                "speculative_algorithm": "DFLASH",
+                "speculative_algorithm": self.algorithm,
                 "speculative_draft_model_path": str(models.drafter),
                 "speculative_draft_attention_backend": "triton",
             }

@@ -14,9 +14,17 @@ import torch
 
 
 def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, causal: bool
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    scale: float,
+    causal: bool,
+    allowed: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of one request; ``causal`` is aligned to the last row and the last column.
+
+    ``allowed`` [rows, columns] bool says which pairs may be, where it is given.
 
     q [rows, heads, d], k [columns, heads or 1, d], v [columns, heads or 1, d_v]; returns the output
     [rows, heads, d_v] in q's dtype and the natural-log lse [heads, rows] in float32.
@@ -29,6 +37,8 @@ def attend(
     if causal:
         last = torch.arange(rows).unsqueeze(1) + (columns - rows)
         scores = scores.masked_fill(torch.arange(columns).unsqueeze(0) > last, float("-inf"))
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, float("-inf"))
     out = torch.einsum("hrc,chd->rhd", scores.softmax(-1), values)
     return out.to(q.dtype), scores.logsumexp(-1)
 

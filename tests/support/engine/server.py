@@ -75,7 +75,7 @@ class Server:
 @contextmanager
 def started(launch: Launch, *, known: Known = ()) -> Iterator[Server]:
     """Start the server and end it afterwards; whether it serves is the caller's question."""
-    port = _free_port()
+    port = free_port()
     with run_folder() as folder:
         environment = launch.environment() | Orders(record=folder, known=known).environment()
         with running(launch.command(port), environment, folder) as process:
@@ -92,7 +92,7 @@ def serving(launch: Launch, *, known: Known = ()) -> Iterator[Server]:
         yield server
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Return a free port below 55536: SGLang derives its gRPC port by adding 10000."""
     while True:
         with socket.socket() as probe:

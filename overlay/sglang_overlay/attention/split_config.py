@@ -1,0 +1,61 @@
+"""Tiles and work shares of the portable prefix engine: pure functions of sizes and hardware."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_WAVES = 4
+# What a part costs beside its tiles (query in, partial result out and in again), in tiles.
+_PART_OVERHEAD = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitConfig:
+    """Launch shape of the split kernel.
+
+    ``rows`` (node, head) pairs and ``tile`` cache rows per step of a program; ``warps`` per
+    program, ``stages`` tiles in flight; ``least_tiles`` in a part, so that short prefixes are not
+    split to dust; ``resident`` programs per multiprocessor. ``gluon`` takes
+    the kernel written for sm_90, which has its tiles built in.
+    """
+
+    rows: int
+    tile: int
+    warps: int
+    stages: int
+    least_tiles: int = 2
+    resident: int = 1
+    gluon: bool = False
+
+
+def choose_config(capability: int, rows: int, *, fp8: bool) -> SplitConfig:
+    """Return the tiles for a GPU of ``capability`` (major × 10 + minor) and ``rows`` a request."""
+    if capability == 90:
+        return SplitConfig(rows=64, tile=64, warps=8, stages=2)
+    return SplitConfig(rows=16 if rows <= 16 else 32, tile=32, warps=8, stages=2)
+
+
+def count_workers(
+    requests: int, rows: int, max_context: int, processors: int, config: SplitConfig
+) -> int:
+    """Return into how many parts the prefixes of a batch may be cut, at least one per request.
+
+    A graph fixes this number at capture, while lengths change: the parts are dealt out on the
+    device by true length. ``rows`` is nodes × heads, ``max_context`` the longest prefix possible,
+    ``processors`` the GPU's multiprocessors. Every part runs ceil(rows / config.rows) programs, and
+    the number is the one of up to four full waves of programs that serves a batch of equal, longest
+    prefixes soonest: one wave costs least per part, more waves waste less of the last one.
+    """
+    blocks = -(-rows // config.rows)
+    tiles = -(-max_context // config.tile)
+    useful = requests * -(-tiles // config.least_tiles)
+    slots = processors * config.resident
+    best, least = requests, float("inf")
+    for waves in range(1, MAX_WAVES + 1):
+        workers = max(requests, min(useful, slots * waves // blocks))
+        each = workers // requests
+        passes = -(-requests * each * blocks // slots)
+        time = passes * (-(-tiles // each) + _PART_OVERHEAD)
+        if time < least:
+            best, least = workers, time
+    return best
