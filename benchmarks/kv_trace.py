@@ -1,12 +1,13 @@
 """Replays a serving trace on SGLang's real allocator and radix cache, and measures the layout.
 
-    python benchmarks/kv_trace.py [--requests N] [--release R] [--layouts FOLDER]
+    python benchmarks/kv_trace.py [--requests N] [--release R] [--maps]
 
 The trace has conversations over a few shared system prompts, speculative steps that commit a
 varying number of drafted tokens, evictions (all that is ever cached is several times the pool), and
 moments with nothing to do. It is the same for every level. Nothing is computed: rows are not kept,
-so times are the slot bookkeeping's alone, on a CPU. Results go to ``benchmarks/results``; with
-``--layouts`` the slots of the requests that run at the end are saved too, for a kernel benchmark.
+so times are the slot bookkeeping's alone, on a CPU. Results go to ``benchmarks/results``. With
+``--maps`` a picture of the pool at the end, for pages of one slot without and with placement, is
+all that is made; it goes to ``docs/images``.
 
 Transfer descriptors are counted by the function that SGLang groups a transfer's pages with, against
 a receiver whose pages are all in one run.
@@ -32,12 +33,14 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "overlay")]
 
-from sglang_overlay.switches import IDLE, KV_LEVELS, LIVE, OFF  # noqa: E402
+from sglang_overlay.switches import IDLE, KV_LEVELS, LIVE, OFF, PLACEMENT  # noqa: E402
 
 from tests.support import trees  # noqa: E402
 from tests.support.engine.launch import Launch  # noqa: E402
 
 SLOTS = 65_536
+# Slots in a picture: more would only make it large.
+MAPPED = 16_384
 CONTEXT = 6144
 CONCURRENCY = 16
 DRAFT = 16
@@ -102,10 +105,10 @@ class Replay:
 
         self.bed.allocator._place = timed
 
-    def run(self) -> dict[str, Any]:
-        """Play until enough requests are done; return the measurements of the second half."""
+    def run(self, keep: int = 0) -> dict[str, Any]:
+        """Play until all but ``keep`` requests are done; return what the second half was like."""
         started = 0
-        while self.done < self.requests:
+        while self.done < self.requests - keep:
             while len(self.bed.running) < CONCURRENCY and started < self.requests:
                 if not self._admit():
                     break
@@ -234,6 +237,23 @@ def measure(requests: int) -> list[dict[str, Any]]:
     return rows
 
 
+def draw_maps(folder: Path, requests: int) -> None:
+    """Write pictures of the pool as it is at the end of the trace."""
+    from sglang_overlay.kvcache import pool_map
+    from sglang_overlay.srt import kv_layout
+
+    for level in (OFF, PLACEMENT):
+        replay = Replay(1, level, "first", requests)
+        replay.run(keep=CONCURRENCY // 2)
+        owners = np.full(SLOTS + 1, pool_map.CACHED)
+        owners[kv_layout.free_units(replay.bed.allocator)] = pool_map.FREE
+        for number, request in enumerate(replay.bed.running, start=1):
+            owners[replay.bed.row(request).numpy()] = number
+        folder.mkdir(parents=True, exist_ok=True)
+        picture = pool_map.draw(owners[1 : MAPPED + 1])
+        (folder / f"kv-slots-{level}.svg").write_text(picture)
+
+
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return the results as a Markdown table."""
     lines = [
@@ -257,8 +277,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--release", default="0.5.12.post1")
+    parser.add_argument("--maps", action="store_true")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.inside and options.maps:
+        draw_maps(options.inside, options.requests)
+        return
     if options.inside:
         options.inside.write_text(json.dumps(measure(options.requests)))
         return
@@ -267,6 +291,10 @@ def main() -> None:
     inside = stem.with_suffix(".rows")
     environment = Launch(tree=trees.patched(options.release)).environment()
     command = [sys.executable, __file__, "--requests", str(options.requests)]
+    if options.maps:
+        folder = ROOT / "docs" / "images"
+        subprocess.run([*command, "--maps", "--inside", str(folder)], env=environment, check=True)
+        return
     subprocess.run([*command, "--inside", str(inside)], env=environment, check=True)
     rows = json.loads(inside.read_text())
     inside.unlink()

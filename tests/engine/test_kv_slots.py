@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -124,7 +125,7 @@ def test_a_pool_that_is_forgotten_is_noticed(overlay: Path, stock: Path, forgets
 
 def placed_runs(bed: Any, rounds: list[list[list[int]]], tokens: int) -> dict[str, Any]:
     """Scene: the workload; what the layout is like in its middle and at its end."""
-    from sglang_overlay.srt import kv_layout
+    from sglang_overlay.srt import kv_layout, server_info
 
     allocator = bed.scheduler.token_to_kv_pool_allocator
     stock_step, seen = bed.step, []
@@ -136,7 +137,13 @@ def placed_runs(bed: Any, rounds: list[list[list[int]]], tokens: int) -> dict[st
 
     bed.step = step
     result = generate_by_steps(bed, rounds, tokens)
-    return result | {"allocator": type(allocator).__name__, "running": max(seen)}
+    output = SimpleNamespace(internal_state={})
+    server_info.add_to_internal_state(bed.scheduler, output)
+    return result | {
+        "allocator": type(allocator).__name__,
+        "running": max(seen),
+        "info": output.internal_state["overlay"].get("kv_slots"),
+    }
 
 
 @pytest.mark.parametrize("page", [pytest.param(1, marks=pytest.mark.full), 64])
@@ -159,6 +166,9 @@ def test_placement_keeps_the_tokens_of_a_request_in_one_run(
     name = {1: "TokenToKVPoolAllocator", 64: "PagedTokenToKVPoolAllocator"}[page]
     assert reports["off"]["allocator"] == name
     assert reports["placement"]["allocator"].startswith("Placed")
+    assert reports["off"]["info"] is None
+    assert reports["placement"]["info"]["level"] == "placement"
+    assert reports["placement"]["info"]["high_water"] > 0
     assert reports["placement"]["running"] >= reports["off"]["running"]
 
 

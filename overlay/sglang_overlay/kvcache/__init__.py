@@ -1,6 +1,7 @@
 """KV slots: where tokens lie, where new ones go, how rows move, what to bring together.
 
 - `metrics`    what a layout is like
+- `pool_map`   a pool as a picture
 - `levels`     how far the overlay goes on a server
 - `placement`  which free units new tokens get
 - `planner`    which cached pieces to move where

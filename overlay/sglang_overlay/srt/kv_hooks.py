@@ -25,12 +25,12 @@ def memory_pool(stock: Function) -> Function:
 
 
 def cache(stock: Function) -> Function:
-    """Decorate ``Scheduler.init_cache_with_memory_pool``: start compaction."""
+    """Decorate ``Scheduler.init_cache_with_memory_pool``: start compaction, and the report."""
 
     @functools.wraps(stock)
     def init(scheduler: Any) -> None:
         stock(scheduler)
-        kv_slots.start_compaction(scheduler)
+        kv_slots.start(scheduler)
 
     return unless_disabled(stock, init)
 

@@ -14,6 +14,8 @@ from sglang_overlay.srt import kv_allocators, kv_movers
 from sglang_overlay.srt.ddtree.rows import row_buffers
 from sglang_overlay.srt.kv_allocators import PlacedTokenAllocator
 from sglang_overlay.srt.kv_compaction import Compactor
+from sglang_overlay.srt.kv_report import Report
+from sglang_overlay.srt.server_info import KV_SLOTS as REPORT
 from sglang_overlay.switches import IDLE, LIVE, PLACEMENT
 
 _COMPACTOR = "overlay_compactor"
@@ -39,14 +41,20 @@ def start_placement(model_runner: Any) -> None:
     model_runner.token_to_kv_pool_allocator = kv_allocators.placed(stock)
 
 
-def start_compaction(scheduler: Any) -> None:
-    """Give ``scheduler`` a compactor, if the level says so.
+def start(scheduler: Any) -> None:
+    """Give ``scheduler`` what its level asks for: a report, from ``idle`` on a compactor.
 
     Raises:
         ImpossibleLevelError: this server has holders of slots that compaction does not know.
     """
-    if not levels.includes(level(), IDLE):
+    if not levels.includes(level(), PLACEMENT):
         return
+    if levels.includes(level(), IDLE):
+        setattr(scheduler, _COMPACTOR, _make_compactor(scheduler))
+    setattr(scheduler, REPORT, Report(scheduler, level(), compactor_of(scheduler)))
+
+
+def _make_compactor(scheduler: Any) -> Compactor:
     obstacles = upstream.slot_holders(scheduler)
     if levels.includes(level(), LIVE):
         obstacles += upstream.overlapping(scheduler)
@@ -54,13 +62,12 @@ def start_compaction(scheduler: Any) -> None:
     obstacles += [reason for pool in pools for reason in kv_movers.obstacles(pool)]
     levels.refuse(level(), obstacles)
     rows = [row_buffers(pool) for pool in pools]
-    compactor = Compactor(
+    return Compactor(
         allocator=scheduler.token_to_kv_pool_allocator,
         tree_cache=scheduler.tree_cache,
         movers=[kv_movers.mover(each) for each in rows],
         row_bytes=sum(kv_movers.row_bytes(each) for each in rows),
     )
-    setattr(scheduler, _COMPACTOR, compactor)
 
 
 def compactor_of(scheduler: Any) -> Compactor | None:
@@ -70,10 +77,13 @@ def compactor_of(scheduler: Any) -> Compactor | None:
 
 
 def compact_idle(scheduler: Any) -> None:
-    """Make a pass, where the level says so and nothing is going on."""
+    """Make a pass, where the level says so and nothing is going on; publish the layout."""
+    report: Report | None = getattr(scheduler, REPORT, None)
+    if report is None or not scheduler.is_fully_idle():
+        return
     compactor = compactor_of(scheduler)
-    if compactor is not None and scheduler.is_fully_idle():
-        compactor.compact()
+    if compactor is None or not compactor.compact():
+        report.publish()
 
 
 def compact_live(scheduler: Any) -> None:
