@@ -316,8 +316,8 @@ def main() -> None:
     listed = ", ".join(f"{name} {value}" for name, value in about.items())
     stem.with_suffix(".md").write_text(
         "# The replayed serving trace on the real allocator and radix cache\n\n"
-        f"{listed}. Script: `benchmarks/kv_trace.py`. Means over the requests' second half.\n\n"
-        + table(rows)
+        f"{listed}. Script: `benchmarks/kv_trace.py`. Means over the requests' second half. "
+        "Times are a CPU's; from a shared machine they say little.\n\n" + table(rows)
     )
 
 
