@@ -76,6 +76,13 @@ def test_server_info_tells_what_the_draft_trees_came_to() -> None:
     assert output.internal_state["overlay"] == IDENTITY.as_dict() | {"draft_trees": {"steps": 3}}
 
 
+def test_server_info_carries_the_layout_of_kv_slots() -> None:
+    report = SimpleNamespace(as_dict=lambda: {"level": "placement", "high_water": 64})
+    output = SimpleNamespace(internal_state={})
+    server_info.add_to_internal_state(scheduler(overlay_kv_slots=report), output)
+    assert output.internal_state["overlay"]["kv_slots"] == {"level": "placement", "high_water": 64}
+
+
 def test_a_runner_without_an_identity_adds_nothing() -> None:
     output = SimpleNamespace(internal_state={})
     server_info.add_to_internal_state(BEFORE, output)
