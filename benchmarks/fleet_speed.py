@@ -39,8 +39,9 @@ def adhoc(fleet: fleets.Fleet, module: str, *words: str) -> float:
     return time.perf_counter() - began
 
 
-def measure(size: int) -> dict[str, float]:
-    """Return the seconds for ``size`` hosts, all in one wave but for the canary."""
+def measure(size: int) -> dict[str, object]:
+    """Return the seconds for ``size`` hosts, in the default waves of 1, 10 % and all."""
+    load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="fleet") as folder:
         with fleets.fleet(Path(folder), size=size) as fleet:
             copy = f"src={fleet.bundle} dest={{{{ ansible_remote_tmp }}}}/copied mode=0600"
@@ -56,6 +57,9 @@ def measure(size: int) -> dict[str, float]:
             assert ended.code == 0, ended.told
     return {
         "hosts": size,
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, load {load:.1f}",
+        "python": platform.python_version(),
         "ping_and_copy_s": round(floor, 2),
         "rollout_ansible_s": round(ansible, 2),
         "rollout_openssh_s": round(ssh, 2),
@@ -71,20 +75,13 @@ def _emptied(folder: Path) -> Path:
 
 
 def main() -> None:
-    """Measure each size and write the results."""
-    sizes = [int(word) for word in sys.argv[1:]] or list(SIZES)
-    runs: list[dict[str, float]] = []
-    document = {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}",
-        "python": platform.python_version(),
-        "runs": runs,
-    }
-    for size in sizes:
-        runs.append(measure(size))
-        print(json.dumps(runs[-1]))
-        RESULTS.parent.mkdir(parents=True, exist_ok=True)
-        RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+    """Measure each size and put it into the results, which keep those of other sizes."""
+    for size in [int(word) for word in sys.argv[1:]] or SIZES:
+        run = measure(size)
+        print(json.dumps(run))
+        others = [one for one in json.loads(RESULTS.read_text())["runs"] if one["hosts"] != size]
+        runs = sorted([*others, run], key=lambda one: int(one["hosts"]))
+        RESULTS.write_text(json.dumps({"runs": runs}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

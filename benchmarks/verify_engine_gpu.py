@@ -9,26 +9,30 @@ them, ``SUITES`` says which are compared:
 
 All servers of a model verify the same tokens at the same contexts, whatever their logits say, so
 the logits can be compared position by position: chains on all, random trees where a mask is
-honoured. How far the two stock backends are apart is the measure. Then each decodes alone on the
-GPU, for its throughput.
+honoured. How far the two stock backends are apart is the measure. With one rank each then decodes
+alone on the GPU, for its throughput.
 
-``python benchmarks/verify_engine_gpu.py OUT [SUITE]`` on a host with SGLang, the overlay applied to
-it, and a Hopper GPU; writes OUT/verify-engine-SUITE.json and OUT/verify-engine-SUITE.md.
+``python benchmarks/verify_engine_gpu.py OUT [SUITE] [--kv fp8_e4m3] [--ranks 2]`` on a host with
+SGLang, the overlay applied to it, and a Hopper GPU per rank; writes OUT/verify-engine-SUITE….json
+and .md.
 """
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import importlib.metadata
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -100,6 +104,16 @@ SUITES = {
         other="flashmla",
         batches=(1, 8),
     ),
+}
+
+# SGLang's layers whose weights are a part of the whole on each tensor-parallel rank.
+SHARDED = {
+    "ColumnParallelLinear",
+    "MergedColumnParallelLinear",
+    "QKVParallelLinear",
+    "RowParallelLinear",
+    "VocabParallelEmbedding",
+    "ParallelLMHead",
 }
 
 _ROPE = {
@@ -180,8 +194,35 @@ DRAFTER = {
 }
 
 
-def server_arguments(mode: Mode, batches: tuple[int, ...], folder: Path) -> dict[str, Any]:
-    """Return keyword arguments for ``ServerArgs``; writes the model folders below ``folder``."""
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """``kv`` is a value of --kv-cache-dtype; ``ranks`` of tensor parallelism, one GPU each."""
+
+    suite: str = "flashmla"
+    kv: str = "auto"
+    ranks: int = 1
+
+    @property
+    def name(self) -> str:
+        """Return the stem of the result's files."""
+        parts = [self.kv.partition("_")[0]] * (self.kv != "auto") + ["tp2"] * (self.ranks == 2)
+        return "-".join(["verify-engine", self.suite, *parts])
+
+
+ONE_GPU = Variant()
+
+
+def server_arguments(
+    mode: Mode,
+    batches: tuple[int, ...],
+    folder: Path,
+    variant: Variant = ONE_GPU,
+    port: int | None = None,
+) -> dict[str, Any]:
+    """Return keyword arguments for ``ServerArgs``; writes the model folders below ``folder``.
+
+    Several ranks need the same free ``port``.
+    """
     target = GROUPED_TARGET if mode.grouped else TARGET
     for name, config in (("target", target), ("drafter", DRAFTER)):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -210,7 +251,12 @@ def server_arguments(mode: Mode, batches: tuple[int, ...], folder: Path) -> dict
         # A server waits here for the others without running a batch.
         "watchdog_timeout": 1200,
         "log_level": "info",
+        "kv_cache_dtype": variant.kv,
     }
+    if variant.ranks > 1:
+        arguments |= {"tp_size": variant.ranks, "nccl_port": port}
+        # Its kernels are apart from verify; NCCL serves all servers alike.
+        arguments |= {"disable_custom_all_reduce": True}
     if not mode.flashmla:
         return arguments | {"attention_backend": "triton"}
     # FlashMLA's own prefill is FlashInfer's, which is compiled at its first use for over a minute.
@@ -219,6 +265,19 @@ def server_arguments(mode: Mode, batches: tuple[int, ...], folder: Path) -> dict
         "decode_attention_backend": "flashmla",
         "speculative_attention_mode": "decode",
     }
+
+
+def fill_rank(model: torch.nn.Module, *, rank: int) -> None:
+    """Fill ``model``; what is sharded gets other values on every rank, as a real shard has."""
+    weights.fill(model)
+    if rank == 0:
+        return
+    generator = torch.Generator().manual_seed(rank)
+    for module in model.modules():
+        if type(module).__name__ in SHARDED and module.tp_size != 1:
+            weight = module.weight.data
+            drawn = torch.randn(weight.shape, generator=generator) * float(weight.float().std())
+            weight.copy_(drawn)
 
 
 class Teacher:
@@ -381,13 +440,18 @@ def timed(bed: Any, teacher: Teacher, *, requests: int) -> dict[str, float]:
     }
 
 
-def run(name: str, suite: Suite, out: Path) -> None:
-    """Be one server: exactness at once, throughput when the others have come to an end."""
+def run(name: str, out: Path, variant: Variant, rank: int, port: int) -> None:
+    """Be one rank of a server: exactness at once, throughput when the others have come to an end.
+
+    All ranks step by themselves: the teacher gives them the same tokens, so they schedule alike.
+    """
     import sglang.srt.model_loader.loader as loader
 
     mode = MODES[name]
-    loader.initialize_dummy_weights = weights.fill
-    bed = Stepper(server_arguments(mode, suite.batches, out / "models" / name))
+    loader.initialize_dummy_weights = partial(fill_rank, rank=rank)
+    models = out / "models" / f"{name}-{rank}"
+    batches = SUITES[variant.suite].batches
+    bed = Stepper(server_arguments(mode, batches, models, variant, port), rank=rank)
     runner = bed.scheduler.tp_worker.model_runner
     verify = getattr(runner, "overlay_tree_verify", None)
     captured = verify.steps if verify else 0
@@ -400,15 +464,9 @@ def run(name: str, suite: Suite, out: Path) -> None:
             teacher.trees = True
             decode(bed, teacher, requests=1, steps=TREE_STEPS, context=CONTEXT)
             decode(bed, teacher, requests=2, steps=TREE_STEPS, context=CONTEXT)
-        torch.save({"chain": chain, "tree": teacher.seen}, out / f"{name}.pt")
-        (out / f"{name}.done").touch()
-        while len(list(out.glob("*.done"))) < len(suite.modes):
-            time.sleep(0.2)
-        with (out / "lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            throughput = {
-                f"bs {each}": timed(bed, teacher, requests=each) for each in suite.batches
-            }
+        torch.save({"chain": chain, "tree": teacher.seen}, out / f"{name}-{rank}.pt")
+        suite = SUITES[variant.suite]
+        throughput = measure(bed, teacher, name, suite, out) if variant.ranks == 1 else {}
     identity = getattr(runner, "overlay_identity", None)
     found = {
         "throughput": throughput,
@@ -417,7 +475,17 @@ def run(name: str, suite: Suite, out: Path) -> None:
         "graphs": runner.graph_runner is not None,
         "verify_path": identity.verify_path if identity else "stock",
     }
-    (out / f"{name}.json").write_text(json.dumps(found))
+    (out / f"{name}-{rank}.json").write_text(json.dumps(found))
+
+
+def measure(bed: Any, teacher: Teacher, name: str, suite: Suite, out: Path) -> dict[str, Any]:
+    """Return the throughput at every batch size, alone on the GPU."""
+    (out / f"{name}.done").touch()
+    while len(list(out.glob("*.done"))) < len(suite.modes):
+        time.sleep(0.2)
+    with (out / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return {f"bs {each}": timed(bed, teacher, requests=each) for each in suite.batches}
 
 
 def distance(one: list[torch.Tensor], other: list[torch.Tensor]) -> dict[str, float]:
@@ -442,9 +510,20 @@ def divergences(
     }
 
 
-def compare(suite: Suite, out: Path) -> dict[str, Any]:
+def compare(out: Path, variant: Variant) -> dict[str, Any]:
     """Return the whole result, from what the servers left in ``out``."""
-    logits = {mode: torch.load(out / f"{mode}.pt") for mode in suite.modes}
+    suite = SUITES[variant.suite]
+    logits, *others = (
+        {mode: torch.load(out / f"{mode}-{rank}.pt") for mode in suite.modes}
+        for rank in range(variant.ranks)
+    )
+    apart = [
+        distance(kept[kind], other[mode][kind])["max"]
+        for other in others
+        for mode, kept in logits.items()
+        for kind in ("chain", "tree")
+        if kept[kind]
+    ]
     _, stock = suite.pairs[0]
     one, other = logits[suite.other]["chain"], logits[stock]["chain"]
     spread = distance(one, other)
@@ -467,13 +546,16 @@ def compare(suite: Suite, out: Path) -> dict[str, Any]:
             for name in ("torch", "triton", "sglang", "sglang-kernel")
         },
         "date": time.strftime("%Y-%m-%d"),
+        "kv_cache_dtype": variant.kv,
+        "ranks": variant.ranks,
+        "ranks_apart": max(apart, default=0.0),
         "context": CONTEXT,
         "nodes": NODES,
         "stock_spread": spread,
         "stock_divergences": divergences(one, other, spread["max"]),
         "stock_pair": f"{suite.other} to {stock}, chains",
         "pairs": pairs,
-        "servers": {mode: json.loads((out / f"{mode}.json").read_text()) for mode in suite.modes},
+        "servers": {mode: json.loads((out / f"{mode}-0.json").read_text()) for mode in suite.modes},
     }
 
 
@@ -487,10 +569,12 @@ def page(found: dict[str, Any]) -> str:
     rows = {f"stock: {found['stock_pair']}": stock, **found["pairs"]}
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     lines = [
-        f"# The verify engine in the real engine, on one {found['machine']}",
+        f"# The verify engine in the real engine, on {found['ranks']} × {found['machine']}",
         "",
         f"{found['date']}; {versions}. Context {found['context']}, {found['nodes']} nodes, CUDA "
-        "graphs, bf16, teacher-forced.",
+        f"graphs, bf16 with a KV cache of type {found['kv_cache_dtype']}, {found['ranks']} "
+        "tensor-parallel ranks, teacher-forced; logits of two ranks differ by "
+        f"{found['ranks_apart']:.4f} at most.",
         "",
         "| pair | max | rms | positions | other best token | not explained by the stock spread |",
         "|---|---|---|---|---|---|",
@@ -520,21 +604,36 @@ def page(found: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(out: Path, name: str) -> int:
+def free_port() -> int:
+    """Return a port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start(scratch: Path, out: Path, variant: Variant) -> dict[str, subprocess.Popen[bytes]]:
+    """Start every rank of every server, each with a log in ``out``."""
+    processes = {}
+    for mode in SUITES[variant.suite].modes:
+        command = [sys.executable, __file__, str(scratch), variant.suite, "--server", mode]
+        command += ["--kv", variant.kv, "--ranks", str(variant.ranks), "--port", str(free_port())]
+        for rank in range(variant.ranks):
+            with (out / f"{variant.name}-{mode}-{rank}.log").open("w") as log:
+                processes[f"{mode}-{rank}"] = subprocess.Popen(
+                    [*command, "--rank", str(rank)],
+                    env={**os.environ, **MODES[mode].variables},
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+    return processes
+
+
+def main(out: Path, variant: Variant) -> int:
     """Run the servers side by side, compare, write; return 1 when one of them failed."""
-    suite = SUITES[name]
     out.mkdir(parents=True, exist_ok=True)
     scratch = Path(os.environ.get("TMPDIR", "/tmp")) / f"verify-engine-{os.getpid()}"
     scratch.mkdir()
-    processes = {}
-    for mode in suite.modes:
-        log = (out / f"{mode}.log").open("w")
-        processes[mode] = subprocess.Popen(
-            [sys.executable, __file__, "--server", mode, name, str(scratch)],
-            env={**os.environ, **MODES[mode].variables},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
+    processes = start(scratch, out, variant)
     while any(each.poll() is None for each in processes.values()):
         failed = [mode for mode, each in processes.items() if each.poll() not in (None, 0)]
         if failed:
@@ -543,16 +642,32 @@ def main(out: Path, name: str) -> int:
             print(f"failed: {failed}; see the logs in {out}")
             return 1
         time.sleep(0.5)
-    found = compare(suite, scratch)
-    (out / f"verify-engine-{name}.json").write_text(json.dumps(found, indent=1) + "\n")
-    (out / f"verify-engine-{name}.md").write_text(page(found))
+    found = compare(scratch, variant)
+    (out / f"{variant.name}.json").write_text(json.dumps(found, indent=1) + "\n")
+    (out / f"{variant.name}.md").write_text(page(found))
     print(page(found))
     return 0
 
 
+def read_options() -> argparse.Namespace:
+    """Return the command line's options."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("suite", nargs="?", default="flashmla", choices=tuple(SUITES))
+    parser.add_argument("--kv", default="auto", choices=("auto", "fp8_e4m3"))
+    parser.add_argument("--ranks", type=int, default=1, choices=(1, 2))
+    # What the program starts itself with.
+    parser.add_argument("--server", choices=tuple(MODES))
+    parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--port", type=int, default=0)
+    return parser.parse_args()
+
+
 if __name__ == "__main__":
-    if sys.argv[1] == "--server":
-        run(sys.argv[2], SUITES[sys.argv[3]], Path(sys.argv[4]))
-        # The scheduler leaves threads behind that would keep the process alive.
-        os._exit(0)
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "flashmla"))
+    options = read_options()
+    chosen = Variant(suite=options.suite, kv=options.kv, ranks=options.ranks)
+    if options.server is None:
+        sys.exit(main(options.out, chosen))
+    run(options.server, options.out, chosen, options.rank, options.port)
+    sys.stdout.flush()
+    os._exit(0)  # the scheduler leaves threads behind, and NCCL waits for its peers

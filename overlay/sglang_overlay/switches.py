@@ -8,6 +8,8 @@
                                        ``portable``: it verifies with this engine, and a server
                                        where it could not is refused; unset: it chooses
 ``SGLANG_OVERLAY_FORCE_TREE``          ``1``: the overlay verifies chains as trees too; for tests
+``SGLANG_OVERLAY_KV_SLOTS``            ``off``, ``placement``, ``idle`` or ``live``: how far the
+                                       overlay goes with KV slots; see ``kvcache/levels.py``
 =====================================  ============================================================
 
 Any other value than these, ``0`` or nothing is an error: a switch that is misspelt must not pass
@@ -25,9 +27,13 @@ ALLOW_DROPPED_MASK = "SGLANG_OVERLAY_ALLOW_DROPPED_MASK"
 
 VERIFY_ENGINE = "SGLANG_OVERLAY_VERIFY_ENGINE"
 FORCE_TREE = "SGLANG_OVERLAY_FORCE_TREE"
+KV_SLOTS = "SGLANG_OVERLAY_KV_SLOTS"
 
 STOCK = "stock"
 ENGINES = ("flashmla", "portable", STOCK)
+
+OFF, PLACEMENT, IDLE, LIVE = "off", "placement", "idle", "live"
+KV_LEVELS = (OFF, PLACEMENT, IDLE, LIVE)
 
 _VALUES = {"": False, "0": False, "1": True}
 
@@ -36,13 +42,15 @@ _VALUES = {"": False, "0": False, "1": True}
 class Switches:
     """The overlay's switches as this process was started with them.
 
-    ``verify_engine`` is one of `ENGINES`, or empty where the operator leaves the choice open.
+    ``verify_engine`` is one of `ENGINES`, ``kv_slots`` one of `KV_LEVELS`; either is empty where
+    the operator leaves the choice open.
     """
 
     disabled: bool = False
     allow_dropped_mask: bool = False
     verify_engine: str = ""
     force_tree: bool = False
+    kv_slots: str = ""
 
 
 def read_switches(environment: Mapping[str, str]) -> Switches:
@@ -54,8 +62,9 @@ def read_switches(environment: Mapping[str, str]) -> Switches:
     return Switches(
         disabled=_read(environment, DISABLE),
         allow_dropped_mask=_read(environment, ALLOW_DROPPED_MASK),
-        verify_engine=_read_engine(environment),
+        verify_engine=_read_one_of(environment, VERIFY_ENGINE, ENGINES),
         force_tree=_read(environment, FORCE_TREE),
+        kv_slots=_read_one_of(environment, KV_SLOTS, KV_LEVELS),
     )
 
 
@@ -66,12 +75,12 @@ def _read(environment: Mapping[str, str], name: str) -> bool:
     return _VALUES[value]
 
 
-def _read_engine(environment: Mapping[str, str]) -> str:
-    value = environment.get(VERIFY_ENGINE, "")
-    if value not in ("", *ENGINES):
+def _read_one_of(environment: Mapping[str, str], name: str, values: tuple[str, ...]) -> str:
+    value = environment.get(name, "")
+    if value not in ("", *values):
         raise ValueError(
-            f"{VERIFY_ENGINE}={value!r} is not understood: set it to {', '.join(ENGINES[:-1])} "
-            f"or {ENGINES[-1]}, or unset it"
+            f"{name}={value!r} is not understood: set it to {', '.join(values[:-1])} "
+            f"or {values[-1]}, or unset it"
         )
     return value
 

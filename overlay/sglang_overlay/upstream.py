@@ -139,3 +139,49 @@ def registered_backends() -> frozenset[str]:
     from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 
     return frozenset(ATTENTION_BACKENDS)
+
+
+def slot_holders(scheduler: Any) -> list[str]:
+    """Return what on this server may hold KV slots beside the radix cache and running requests.
+
+    Empty where nothing does, so that cached tokens can be moved.
+    """
+    args, found = scheduler.server_args, []
+    cache = type(scheduler.tree_cache)
+    if (cache.__module__, cache.__name__) != ("sglang.srt.mem_cache.radix_cache", "RadixCache"):
+        found.append(f"its prefix cache is a {cache.__name__}, known is RadixCache")
+    held_by = {
+        "--disaggregation-mode": args.disaggregation_mode != "null",
+        "--pp-size above 1": args.pp_size > 1,
+        "--enable-hierarchical-cache": args.enable_hierarchical_cache,
+        "--enable-lmcache": args.enable_lmcache,
+        "--enable-streaming-session": args.enable_streaming_session,
+        "--enable-hisparse": args.enable_hisparse,
+        "sliding-window attention": scheduler.is_hybrid_swa,
+        "a state-space model": scheduler.is_hybrid_ssm,
+        "a diffusion language model": args.dllm_algorithm is not None,
+    }
+    found += [
+        f"{name} holds slots that would not be told" for name, held in held_by.items() if held
+    ]
+    algorithm = scheduler.spec_algorithm
+    if not (algorithm.is_none() or algorithm.is_dflash()):
+        found.append(f"the drafter of {args.speculative_algorithm} holds slots of its own")
+    return found
+
+
+def overlapping(scheduler: Any) -> list[str]:
+    """Return what lets a batch run while the next one is prepared; empty where nothing does."""
+    held_by = {
+        "the overlap scheduler (--disable-overlap-schedule turns it off)": scheduler.enable_overlap,
+        "--enable-pdmux": scheduler.server_args.enable_pdmux,
+    }
+    return [f"batches overlap under {name}" for name, held in held_by.items() if held]
+
+
+def slot_pools(scheduler: Any) -> list[Any]:
+    """Return the KV pools that are indexed by the target's slots: its own and the drafter's."""
+    pools = [scheduler.token_to_kv_pool_allocator.get_kvcache()]
+    if scheduler.draft_worker is not None:
+        pools.append(scheduler.draft_worker.draft_model_runner.token_to_kv_pool)
+    return pools

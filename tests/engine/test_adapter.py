@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,14 @@ from tests.support.engine.launch import Launch
 from tests.support.engine.models import BLOCK, TARGET_LAYERS, VOCABULARY
 from tests.support.engine.processes import EngineFailure
 from tests.support.engine.scene import Report, play
-from tests.support.engine.workload import SMALL, STANDARD, Workload, generate, generate_by_steps
+from tests.support.engine.workload import (
+    SMALL,
+    STANDARD,
+    Outcome,
+    Workload,
+    generate,
+    generate_by_steps,
+)
 
 pytestmark = pytest.mark.engine
 
@@ -33,14 +41,14 @@ HYBRID: dict[str, Any] = {
 }
 
 
-def on_triton(page_size: int) -> dict[str, Any]:
+def on_triton(page_size: int, prefill: str = "flashinfer") -> dict[str, Any]:
     """Return settings of a server that verifies on Triton, and prefills without its slow kernel."""
     options = (
         ("decode_attention_backend", "triton"),
         ("speculative_attention_mode", "decode"),
         ("page_size", page_size),
     )
-    return {"attention": "flashinfer", "options": options}
+    return {"attention": prefill, "options": options}
 
 
 # Each way to verify through the adapter: the engine, and the settings of a server.
@@ -48,7 +56,10 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "flashmla": ("flashmla", {"variables": (FORCED,)}),
     "triton, page 1": ("portable", on_triton(1)),
     "triton, page 64": ("portable", {**on_triton(64), "variables": (PORTABLE,)}),
+    "grouped": ("portable", {**on_triton(64, "torch_native"), "grouped": True}),
 }
+# Those whose trees also run with planted faults.
+FAULTED = ("flashmla", "triton, page 64")
 
 
 # --- a chain, verified as a tree
@@ -66,9 +77,17 @@ def count_tree_steps(bed: Any, rounds: list[list[list[int]]], tokens: int) -> di
     return result
 
 
+def plainly(launch: Launch, stock: Path, workload: Workload) -> Outcome:
+    """Run ``workload`` without drafts on the model of ``launch``."""
+    if launch.grouped:
+        native = Launch(tree=stock, grouped=True, attention="torch_native")
+        return generate(native.plain(), workload)
+    return generate(Launch(tree=stock).plain(), workload)
+
+
 def drafted(launch: Launch, stock: Path, workload: Workload) -> tuple[Report, Any]:
     """Run ``workload`` with known-good drafts; return the report and plain's outcome."""
-    plain = generate(Launch(tree=stock).plain(), workload)
+    plain = plainly(launch, stock, workload)
     report = play(
         count_tree_steps,
         launch,
@@ -91,7 +110,15 @@ def check_chain(launch: Launch, stock: Path, workload: Workload, engine: str = "
     assert {step.mask_elements for step in steps} == {0}
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way",
+    [
+        "flashmla",
+        "triton, page 1",
+        pytest.param("triton, page 64", marks=pytest.mark.full),
+        "grouped",
+    ],
+)
 def test_a_chain_through_the_tree_path_gives_the_tokens_of_plain_decoding(
     stock: Path, overlay: Path, way: str
 ) -> None:
@@ -332,15 +359,16 @@ def planted(bed: Any, fault: str) -> Iterator[None]:
 FAULTS = ("wrong mask", "wrong parent", "prefix and tree lengths", "stale metadata", "chain path")
 
 
-def grow_trees(bed: Any, prompts: list[list[int]]) -> dict[str, Any]:
+def grow_trees(bed: Any, prompts: list[list[int]], faults: list[str]) -> dict[str, Any]:
     """Scene: random trees as they should be, then with each fault; and the backend by itself."""
     found: dict[str, Any] = {"sound": worst_node(bed, prompts, tokens=4, seed=0)}
-    for fault in FAULTS:
+    for fault in faults:
         with planted(bed, fault):
             found[fault] = worst_node(bed, prompts[:1], tokens=3, seed=1)
     found["backend"] = drive_backend(bed)
-    found["stock table"] = fill_graph_table(bed, hooked=False)
-    found["our table"] = fill_graph_table(bed, hooked=True)
+    if type(bed.scheduler.tp_worker.model_runner.attn_backend).__name__ == "FlashMLABackend":
+        found["stock table"] = fill_graph_table(bed, hooked=False)
+        found["our table"] = fill_graph_table(bed, hooked=True)
     return found
 
 
@@ -439,8 +467,10 @@ class BackendCase:
         self.runner = runner
         self.generator = torch.Generator().manual_seed(3)
         self.pool = runner.token_to_kv_pool
+        self.mla = runner.use_mla_backend
+        key, value = (576, 512) if self.mla else (32, 32)
         self.layer = SimpleNamespace(
-            layer_id=1, scaling=0.11, tp_q_head_num=4, head_dim=576, v_head_dim=512
+            layer_id=1, scaling=0.11, tp_q_head_num=4, head_dim=key, v_head_dim=value
         )
         self.lengths: list[int] = []
 
@@ -460,8 +490,8 @@ class BackendCase:
             slots = (own[:, None] * size + torch.arange(size)).flatten()[: length + BLOCK]
             table[row, : slots.numel()] = slots.int()
             self.slots.append(slots)
-        keys = self.pool.get_key_buffer(self.layer.layer_id)
-        keys.copy_(self.random(*keys.shape))
+        for buffer in self.pool.get_kv_buffer(self.layer.layer_id)[: 1 if self.mla else 2]:
+            buffer.copy_(self.random(*buffer.shape))
         self.parents = random_parents(len(lengths), self.generator)
 
     def spec(self, topology: str) -> Any:
@@ -517,59 +547,74 @@ class BackendCase:
 
     def error(self, backend: Any, mode: Any, rows: int | None = None) -> float:
         """Run ``forward_extend`` on the prepared step; return the largest error to the oracle."""
-        from sglang_overlay.attention.oracle import ancestor_mask, tree_attention
+        from sglang_overlay.attention.oracle import (
+            ancestor_mask,
+            grouped_tree_attention,
+            tree_attention,
+        )
 
         batch = self.batch(mode, rows=rows)
-        tokens = batch.out_cache_loc.numel()
-        query, key = self.random(tokens, 4, 576), self.random(tokens, 1, 576)
-        out = backend.forward_extend(query, key, key[..., :512], self.layer, batch)
-        count = len(self.lengths)
-        expected, _ = tree_attention(
-            query[: count * BLOCK],
-            self.pool.get_key_buffer(self.layer.layer_id).squeeze(1),
+        tokens, layer = batch.out_cache_loc.numel(), self.layer
+        query = self.random(tokens, 4, layer.head_dim)
+        key = self.random(tokens, 1 if self.mla else 2, layer.head_dim)
+        value = key[..., : layer.v_head_dim] if self.mla else self.random(*key.shape)
+        out = backend.forward_extend(query, key, value, layer, batch)
+        count = len(self.lengths) * BLOCK
+        places = (
             [each[:-BLOCK] for each in self.slots],
             torch.stack([each[-BLOCK:] for each in self.slots]),
             [ancestor_mask(own) for own in self.parents.tolist()],
-            self.layer.scaling,
+            layer.scaling,
         )
-        got = out.view(tokens, 4, 512)[: count * BLOCK]
+        keys, values = self.pool.get_kv_buffer(layer.layer_id)
+        if self.mla:
+            expected, _ = tree_attention(query[:count], keys.squeeze(1), *places)
+        else:
+            expected = grouped_tree_attention(query[:count], keys, values, *places)
+        got = out.view(tokens, 4, layer.v_head_dim)[:count]
         return float((got - expected).abs().max())
 
 
-@pytest.fixture(scope="module", params=WAYS)
-def trees_grown(request: pytest.FixtureRequest, overlay: Path) -> Report:
-    """One run of `grow_trees` for each way, for the tests below."""
-    _, settings = WAYS[request.param]
+@cache
+def grown(way: str, overlay: Path) -> Report:
+    """Return one run of `grow_trees`, for the tests below."""
+    _, settings = WAYS[way]
     prompts = [list(STANDARD.prompts[0][:70]), list(STANDARD.prompts[3])]
-    return play(grow_trees, Launch(tree=overlay, **settings), prompts=prompts)
+    faults = list(FAULTS) if way in FAULTED else []
+    return play(grow_trees, Launch(tree=overlay, **settings), prompts=prompts, faults=faults)
 
 
 TOLERANCE = 1e-4
 
 
-def test_every_node_of_a_random_tree_has_the_logits_of_its_path(trees_grown: Report) -> None:
-    sound = trees_grown.result["sound"]
+@pytest.mark.parametrize("way", WAYS)
+def test_every_node_of_a_random_tree_has_the_logits_of_its_path(way: str, overlay: Path) -> None:
+    report = grown(way, overlay)
+    sound = report.result["sound"]
     assert sound["trees"] >= 6
     assert sound["worst"] < TOLERANCE * sound["spread"]
     # Random drafts are not accepted, so that no context rests on a row of a side branch.
-    assert {count for step in trees_grown.steps[0] for count in step.committed} == {1}
+    assert {count for step in report.steps[0] for count in step.committed} == {1}
 
 
+@pytest.mark.parametrize("way", FAULTED)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_shows_in_the_logits(trees_grown: Report, fault: str) -> None:
-    found = trees_grown.result[fault]
+def test_a_planted_fault_shows_in_the_logits(way: str, fault: str, overlay: Path) -> None:
+    found = grown(way, overlay).result[fault]
     assert found["worst"] > 10 * TOLERANCE * found["spread"]
 
 
-def test_the_live_backend_agrees_with_the_oracle(trees_grown: Report) -> None:
-    errors = trees_grown.result["backend"]
+@pytest.mark.parametrize("way", WAYS)
+def test_the_live_backend_agrees_with_the_oracle(way: str, overlay: Path) -> None:
+    errors = grown(way, overlay).result["backend"]
     assert len(errors) == 5
     assert {way: error for way, error in errors.items() if not error < 2e-5} == {}
 
 
-def test_a_chain_behind_a_full_context_stays_in_its_row(trees_grown: Report) -> None:
+def test_a_chain_behind_a_full_context_stays_in_its_row(overlay: Path) -> None:
     """SGLang's own table is (context + 64) // 64 wide: 17 pages, and this chain needs 18."""
-    stock, ours = trees_grown.result["stock table"], trees_grown.result["our table"]
+    found = grown("flashmla", overlay).result
+    stock, ours = found["stock table"], found["our table"]
     assert stock["pages"] == ours["pages"] == [3, 18]
     assert (stock["width"], stock["right"]) == (17, [True, True, False])
     assert ours["width"] >= 18

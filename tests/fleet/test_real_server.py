@@ -108,7 +108,7 @@ def record(fleet: Fleet, host: Host) -> None:
     prompts.write_text("\n".join(_PROMPTS) + "\n")
     subprocess.run(
         [sys.executable, str(COLLECTIONS), "record", host.url, "--prompts", str(prompts)]
-        + ["--out", str(fleet.folder / "golden.json"), "--max-new-tokens", "6"],
+        + ["--out", str(fleet.folder / "golden.json"), "--max-new-tokens", "4"],
         check=True,
         cwd=fleet.folder,
     )

@@ -146,6 +146,10 @@ def test_a_failure_at_each_phase(hosts: Fleet, phase: str) -> None:
     assert told in ended.stdout, ended.told
     for name in (*touched, "h3", "h4"):
         now = hosts[name].look(folder_times=name > "h2")
+        if (phase, name) == ("stop", "h2"):
+            # What cannot be stopped cannot be brought back: it is left, with its journal open.
+            assert "h2 could NOT be rolled back and is out of the router" in ended.stdout
+            now = {path: one for path, one in now.items() if not path.startswith("journal")}
         assert_identical(before[name], now, name)
     assert not [line for line in hosts.routed() if line.endswith(("h3", "h4"))]
 

@@ -7,6 +7,8 @@ from sglang_overlay.switches import (
     ALLOW_DROPPED_MASK,
     DISABLE,
     FORCE_TREE,
+    KV_LEVELS,
+    KV_SLOTS,
     VERIFY_ENGINE,
     Switches,
     read_switches,
@@ -41,3 +43,14 @@ def test_an_unknown_engine_is_an_error(value: str) -> None:
 def test_a_misspelt_switch_is_an_error(value: str) -> None:
     with pytest.raises(ValueError, match="is not understood: set it to 1, or to 0, or unset it"):
         read_switches({DISABLE: value})
+
+
+@pytest.mark.parametrize("level", ["", *KV_LEVELS])
+def test_a_level_for_kv_slots_is_named(level: str) -> None:
+    assert read_switches({KV_SLOTS: level}).kv_slots == level
+
+
+@pytest.mark.parametrize("value", ["1", "on", "Idle"])
+def test_an_unknown_level_is_an_error(value: str) -> None:
+    with pytest.raises(ValueError, match="set it to off or placement or idle or live, or unset"):
+        read_switches({KV_SLOTS: value})

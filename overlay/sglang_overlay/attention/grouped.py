@@ -18,7 +18,10 @@ from sglang_overlay.attention.split_config import SplitConfig
 
 MAX_DIM = 256
 _LOG2_E = 1.4426950408889634
-_TREE_TILE = 32  # one 32-bit half of a mask word
+# The tree kernel: few rows, because the parts that it combines are held in registers; a tile of
+# the tree is at most one 32-bit half of a mask word.
+_TREE_ROWS = 16
+_TREE_TILE = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +57,7 @@ class Heads:
 
 
 def choose_tiles(heads: Heads, nodes: int) -> SplitConfig:
-    """Return the launch shape of both kernels for ``heads`` and a tree of ``nodes``.
+    """Return the launch shape of the prefix kernel for ``heads`` and a tree of ``nodes``.
 
     Keys, values and queries of a step stay within 101,376 B of shared memory (sm_120) at every
     width up to 256.
@@ -135,13 +138,10 @@ class GroupedVerifier:
             "VALUE_DIM": heads.value_dim,
             "KEY_COLUMNS": heads.key_columns,
             "VALUE_COLUMNS": heads.value_columns,
-            "ROWS": config.rows,
-            "num_warps": config.warps,
-            "num_stages": config.stages,
         }
-        row_blocks = -(-nodes * heads.group // config.rows)
+        rows = nodes * heads.group
         page_table = self.plan.page_table
-        grouped_prefix_kernel[(row_blocks, self._parts.workers, heads.kv)](
+        grouped_prefix_kernel[(-(-rows // config.rows), self._parts.workers, heads.kv)](
             query,
             keys,
             values,
@@ -154,11 +154,14 @@ class GroupedVerifier:
             *strides,
             page_table.stride(0),
             PAGE=self.plan.sizes.page_size,
+            ROWS=config.rows,
             TILE=config.tile,
+            num_warps=config.warps,
+            num_stages=config.stages,
             **shape,
         )
         ancestors = self.plan.ancestors
-        grouped_tree_kernel[(row_blocks, self._requests, heads.kv)](
+        grouped_tree_kernel[(-(-rows // _TREE_ROWS), self._requests, heads.kv)](
             query,
             keys,
             values,
@@ -175,7 +178,9 @@ class GroupedVerifier:
             out.stride(0),
             out.stride(1),
             HALF_WORDS=2 * ancestors.shape[2],
+            ROWS=_TREE_ROWS,
             TILE=max(16, min(_TREE_TILE, triton.next_power_of_2(nodes))),
+            num_warps=4,
             **shape,
         )
         self.tree_launches += 1

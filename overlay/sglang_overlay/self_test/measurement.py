@@ -60,7 +60,7 @@ def _adapter(path: VerifyPath, case: Case) -> VerifyAdapter:
         nodes=shape.nodes,
         page_size=path.page_size,
     )
-    adapter = VerifyAdapter(path.build(sizes.max_requests), VerifyPlan(sizes, path.device))
+    adapter = VerifyAdapter(path.build(sizes, shape.heads), VerifyPlan(sizes, path.device))
     adapter.prepare(case.step, shape.heads)
     return adapter
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from sglang_overlay import verify_engine
 
 if TYPE_CHECKING:
+    from sglang_overlay.attention.plan import PlanSizes
     from sglang_overlay.attention.prefix import PrefixEngine
 
 
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 class Bounds:
     """What a result may be off the oracle: ‖got − want‖ / ‖want‖, and any single element.
 
-    A wrong bit of a mask, a wrong slot or a plan of another step breaks them by an order of
-    magnitude.
+    A wrong bit of a mask, a wrong slot or a plan of another step breaks them where a tree weighs
+    something: at the short shapes. Behind a long prefix it may weigh less than fp8 rounds.
     """
 
     relative: float
@@ -41,7 +42,8 @@ class VerifyPath:
     """A prefix engine on one kind of cache, under the overlay's tree kernel.
 
     ``cache_dtype`` and ``query_dtype`` are names of torch's. ``obstacle`` returns why the path
-    cannot run in this process, or None. ``build`` takes the largest batch and returns the engine.
+    cannot run in this process, or None. ``build`` takes the plan's sizes and the number of heads,
+    and returns the engine.
     """
 
     engine: str
@@ -49,7 +51,7 @@ class VerifyPath:
     page_size: int
     bounds: Bounds
     obstacle: Callable[[], str | None]
-    build: Callable[[int], PrefixEngine]
+    build: Callable[[PlanSizes, int], PrefixEngine]
     query_dtype: str = "bfloat16"
     device: str = "cuda"
 
@@ -81,13 +83,14 @@ def _flashmla_obstacle() -> str | None:
     return None
 
 
-def _build_flashmla(max_requests: int, *, cache_dtype: str) -> PrefixEngine:
+def _build_flashmla(sizes: PlanSizes, heads: int, *, cache_dtype: str) -> PrefixEngine:
+    del heads
     import torch
 
     from sglang_overlay.attention.flashmla import FlashMlaEngine
 
     dtype = getattr(torch, cache_dtype)
-    return FlashMlaEngine(max_requests=max_requests, cache_dtype=dtype, device="cuda")
+    return FlashMlaEngine(max_requests=sizes.max_requests, cache_dtype=dtype, device="cuda")
 
 
 def _flashmla(cache_dtype: str, bounds: Bounds) -> VerifyPath:
@@ -101,4 +104,52 @@ def _flashmla(cache_dtype: str, bounds: Bounds) -> VerifyPath:
     )
 
 
-PATHS = (_flashmla("bfloat16", BF16), _flashmla("float8_e4m3fn", FP8))
+def _portable_obstacle(*, needs: tuple[int, int]) -> str | None:
+    reason = gpu_obstacle()
+    if reason is not None:
+        return reason
+    import torch
+
+    capability = torch.cuda.get_device_capability()
+    if capability < needs:
+        names = ("sm_{}{}".format(*each) for each in (needs, capability))
+        return "the portable kernels need {} here, and this GPU is {}".format(*names)
+    return None
+
+
+def _build_portable(sizes: PlanSizes, heads: int, *, cache_dtype: str) -> PrefixEngine:
+    import torch
+
+    from sglang_overlay.attention.portable import PortableEngine
+
+    return PortableEngine(
+        page_size=sizes.page_size,
+        max_requests=sizes.max_requests,
+        max_rows=sizes.nodes * heads,
+        max_context=sizes.max_context,
+        cache_dtype=getattr(torch, cache_dtype),
+        device="cuda",
+    )
+
+
+def _portable(
+    cache_dtype: str, bounds: Bounds, page_size: int, needs: tuple[int, int]
+) -> VerifyPath:
+    return VerifyPath(
+        engine=verify_engine.PORTABLE,
+        cache_dtype=cache_dtype,
+        page_size=page_size,
+        bounds=bounds,
+        obstacle=partial(_portable_obstacle, needs=needs),
+        build=partial(_build_portable, cache_dtype=cache_dtype),
+    )
+
+
+PATHS = (
+    _flashmla("bfloat16", BF16),
+    _flashmla("float8_e4m3fn", FP8),
+    _portable("bfloat16", BF16, 1, verify_engine.PORTABLE_CAPABILITY),
+    _portable("bfloat16", BF16, 64, verify_engine.PORTABLE_CAPABILITY),
+    _portable("float8_e4m3fn", FP8, 1, verify_engine.FP8_CAPABILITY),
+    _portable("float8_e4m3fn", FP8, 64, verify_engine.FP8_CAPABILITY),
+)

@@ -8,6 +8,8 @@ from sglang_overlay.identity import Identity
 
 KEY = "overlay"
 METRIC = "sglang:overlay_info"
+# Where a scheduler keeps the report on its KV slots.
+KV_SLOTS = "overlay_kv_slots"
 
 
 def identity_of(scheduler: Any) -> Identity | None:
@@ -21,7 +23,8 @@ def add_to_internal_state(scheduler: Any, output: Any) -> None:
     """Add the identity to a ``GetInternalStateReqOutput``: ``internal_state["overlay"]``.
 
     Where the overlay verifies, ``tree_steps`` counts the verify steps that it has prepared; with
-    DDTREE, ``draft_trees`` says what its trees came to.
+    DDTREE, ``draft_trees`` says what its trees came to; from level ``placement`` on, ``kv_slots``
+    is the layout of the KV slots.
     """
     identity = identity_of(scheduler)
     if identity is None:
@@ -33,6 +36,9 @@ def add_to_internal_state(scheduler: Any, output: Any) -> None:
     trees = getattr(scheduler.tp_worker.model_runner, "overlay_draft_trees", None)
     if trees is not None:
         output.internal_state[KEY]["draft_trees"] = trees.as_dict()
+    slots = getattr(scheduler, KV_SLOTS, None)
+    if slots is not None:
+        output.internal_state[KEY]["kv_slots"] = slots.as_dict()
 
 
 def export_metric(scheduler: Any) -> None:

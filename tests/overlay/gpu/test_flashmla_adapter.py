@@ -7,6 +7,7 @@ against the oracle, and the adapter may be off by 1.5 times what FlashMLA is, no
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -120,6 +121,32 @@ def test_no_further_from_the_oracle_than_flashmla_itself(cache_dtype: torch.dtyp
     theirs = (chain.view_as(got).cpu().double() - want).norm() / want.norm()
     print(f"\n{cache_dtype}: adapter {ours:.3e}, FlashMLA causal {theirs:.3e}")
     assert ours <= 1.5 * theirs
+
+
+@pytest.mark.filterwarnings("ignore")  # importing SGLang warns of what it uses itself
+@pytest.mark.parametrize(
+    ("prefixes", "nodes", "heads"),
+    [([1000], 16, 8), ([0, 1, 63, 64, 65, 300], 16, 8), ([70, 700], 100, 4), ([33], 7, 128)],
+)
+def test_sglangs_own_masked_kernel_agrees(prefixes: list[int], nodes: int, heads: int) -> None:
+    """The second oracle: another implementation, the same FULL_MASK, bf16 on both sides."""
+    from sglang_overlay.attention.oracle import ancestor_mask
+    from sglang_overlay.srt.stock_verify import stock_verify
+
+    topologies = [TOPOLOGIES[(i + 3) % 4] for i in range(len(prefixes))]
+    case = case_for(prefixes, topologies, nodes, heads, seed=nodes)
+    case.step = replace(case.step, parents=None, full_mask=full_mask(prefixes, case.parents).cuda())
+    stock = stock_verify(
+        case.query,
+        case.cache,
+        [slots.cuda() for slots in case.prefix_slots],
+        case.tree_slots.view(len(prefixes), -1),
+        [ancestor_mask(parents).cuda() for parents in case.parents],
+        softmax_scale=SCALE,
+    )()
+    want, _ = case.expected()
+    assert_close(stock, want, **BOUNDS[torch.bfloat16])
+    assert_close(attend(adapter_for(nodes, torch.bfloat16), case), stock, **BOUNDS[torch.bfloat16])
 
 
 def test_full_mask_on_the_gpu_gives_what_parents_give() -> None:

@@ -15,6 +15,8 @@ import pytest
 import torch
 from sglang_overlay import self_test
 from sglang_overlay.attention import adapter, mask, plan, tree_merge
+from sglang_overlay.attention.plan import PlanSizes
+from sglang_overlay.attention.portable import PortableEngine
 from sglang_overlay.self_test import distance, paths
 from sglang_overlay.self_test.paths import PATHS, Bounds, VerifyPath
 from sglang_overlay.self_test.shapes import SHAPES, Shape
@@ -29,7 +31,9 @@ SMALL = (
 TIGHT = Bounds(relative=2e-6, absolute=2e-5)
 
 
-def cpu_path(build: Callable[[int], Any] | None = None, *, page_size: int = 64) -> VerifyPath:
+def cpu_path(
+    build: Callable[[PlanSizes, int], Any] | None = None, *, page_size: int = 64
+) -> VerifyPath:
     """Return a path that runs here: the real plan and tree kernel on the reference engine."""
     return VerifyPath(
         engine="reference",
@@ -37,7 +41,7 @@ def cpu_path(build: Callable[[int], Any] | None = None, *, page_size: int = 64) 
         page_size=page_size,
         bounds=TIGHT,
         obstacle=lambda: None,
-        build=build or (lambda requests: ReferencePrefixEngine(page_size=page_size)),
+        build=build or (lambda sizes, heads: ReferencePrefixEngine(page_size=page_size)),
         query_dtype="float32",
         device="cpu",
     )
@@ -51,6 +55,22 @@ def test_right_kernels_pass(page_size: int) -> None:
     assert all(0 < row["max_error"] < TIGHT.absolute for row in rows)
     # An interpreter's time is no time.
     assert {row["microseconds"] for row in rows} == {None}
+
+
+def portable(sizes: PlanSizes, heads: int) -> PortableEngine:
+    return PortableEngine(
+        page_size=sizes.page_size,
+        max_requests=sizes.max_requests,
+        max_rows=sizes.nodes * heads,
+        max_context=sizes.max_context,
+        cache_dtype=torch.float32,
+        device="cpu",
+    )
+
+
+def test_the_portable_engine_passes_in_the_interpreter() -> None:
+    (row,) = self_test.run([cpu_path(portable, page_size=1)], SMALL[:1])
+    assert (row["status"], row["reason"]) == ("passed", "")
 
 
 def wrong_mask(parents: torch.Tensor, packed: torch.Tensor) -> None:
@@ -101,15 +121,15 @@ def test_a_wrong_kernel_fails_every_row(fault: str, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("engine", [LongerPlan, OtherLogarithm])
 def test_a_wrong_prefix_engine_fails(engine: type[ReferencePrefixEngine]) -> None:
-    rows = self_test.run([cpu_path(lambda requests: engine())], SMALL)
+    rows = self_test.run([cpu_path(lambda sizes, heads: engine())], SMALL)
     assert [row["status"] for row in rows] == ["failed"] * 2
 
 
 def test_an_error_is_a_failed_row_with_its_text_and_the_next_row_runs() -> None:
-    calls = []
+    calls: list[PlanSizes] = []
 
-    def build(requests: int) -> Any:
-        calls.append(requests)
+    def build(sizes: PlanSizes, heads: int) -> Any:
+        calls.append(sizes)
         if len(calls) == 1:
             raise RuntimeError("no kernel image\nmore lines")
         return ReferencePrefixEngine()
@@ -120,7 +140,7 @@ def test_an_error_is_a_failed_row_with_its_text_and_the_next_row_runs() -> None:
 
 
 def test_too_little_memory_is_no_verdict() -> None:
-    def build(requests: int) -> Any:
+    def build(sizes: PlanSizes, heads: int) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     rows = self_test.run([cpu_path(build)], SMALL[:1])
@@ -138,17 +158,20 @@ def test_every_path_of_the_product_is_skipped_here_with_the_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("capability", "told"),
-    [((8, 0), "FlashMLA's kernels need sm_90, and this GPU is sm_80"), ((9, 0), "TRITON_INTERP")],
+    ("capability", "blocked"),
+    [((7, 5), 6), ((8, 0), 4), ((8, 9), 2), ((12, 0), 2)],
 )
-def test_obstacles_of_a_host_with_a_gpu(
-    capability: tuple[int, int], told: str, monkeypatch: pytest.MonkeyPatch
+def test_obstacles_of_a_host_with_another_gpu(
+    capability: tuple[int, int], blocked: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    if capability == (8, 0):
-        monkeypatch.delenv("TRITON_INTERPRET")
-    assert told in str(PATHS[0].obstacle())
+    assert {path.obstacle() for path in PATHS} == {paths.gpu_obstacle()}  # TRITON_INTERPRET is set
+    monkeypatch.delenv("TRITON_INTERPRET")
+    told = [reason for path in PATHS if (reason := path.obstacle())]
+    assert len(told) == blocked
+    name = "this GPU is sm_{}{}".format(*capability)
+    assert all(name in reason for reason in told)
 
 
 def test_without_torch_there_are_rows_all_the_same() -> None:

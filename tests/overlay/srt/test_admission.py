@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from sglang_overlay import mask_table, switches, upstream
 from sglang_overlay.mask_policy import Drafts, DroppedMaskError
-from sglang_overlay.srt import admission, selection
+from sglang_overlay.srt import admission, selection, verify_backend
+from sglang_overlay.srt.ddtree.validation import UnsupportedServerError
 from sglang_overlay.switches import Switches
 from sglang_overlay.verify_engine import ImpossibleVerifyError
 
@@ -391,3 +392,58 @@ def test_a_class_that_only_has_the_name_runs_no_adapter(monkeypatch: pytest.Monk
     args = arguments("DFLASH", "flashmla", page_size=64)
     with pytest.raises(ImpossibleVerifyError, match=r"verify runs on elsewhere\.FlashMLABackend"):
         admission.admit_runner(runner(args, double))
+
+
+def drafting_trees(attention: str, **changes: Any) -> Any:
+    return arguments("DDTREE", attention, disable_cuda_graph=True, **changes)
+
+
+def ddtree_runner(args: Any, attn_backend: Any) -> Any:
+    target = runner(args, attn_backend)
+    target.sliding_window_size = target.mambaish_config = None
+    target.device = "cuda"
+    return target
+
+
+def test_ddtree_on_triton_has_its_mask_built_from_graph_capture_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(switches, "ACTIVE", Switches(verify_engine="stock"))
+    args = drafting_trees("triton")
+    admission.admit_arguments(args)
+    target = ddtree_runner(args, backend("TritonAttnBackend"))
+    assert verify_backend.resolve_chain(target.attn_backend) == ("TritonAttnBackend", False)
+    admission.admit_runner(target)
+    assert verify_backend.resolve_chain(target.attn_backend) == ("TritonAttnBackend", True)
+    assert target.overlay_identity.verify_path == "stock-mask"
+    assert target.overlay_identity.tree_size == 16
+
+
+def test_ddtree_on_flashmla_runs_the_adapter_and_builds_no_mask(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    attached: list[Any] = []
+    monkeypatch.setattr(selection, "attach", lambda target, *_: attached.append(target))
+    args = drafting_trees("flashmla", page_size=64)
+    admission.admit_arguments(args)
+    target = ddtree_runner(args, flashmla())
+    admission.admit_runner(target)
+    assert attached == [target]
+    assert verify_backend.resolve_chain(target.attn_backend) == ("FlashMLABackend", False)
+    assert target.overlay_identity.verify_path == "flashmla-tree"
+
+
+def test_ddtree_where_the_adapter_cannot_run_is_refused() -> None:
+    args = drafting_trees("flashmla", page_size=64, enable_pdmux=True)
+    with pytest.raises(DroppedMaskError, match=r"DDTREE \(a tree of width 15\).*--enable-pdmux"):
+        admission.admit_arguments(args)
+
+
+def test_ddtree_on_a_recurrent_target_is_refused_by_object(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(switches, "ACTIVE", Switches(verify_engine="stock"))
+    target = ddtree_runner(drafting_trees("triton"), backend("TritonAttnBackend"))
+    target.mambaish_config = object()
+    with pytest.raises(UnsupportedServerError, match="recurrent layers"):
+        admission.admit_runner(target)

@@ -75,7 +75,8 @@ def test_arguments_are_judged_after_stock_has_resolved_them(
     def resolve(args: Any) -> None:
         args.resolved = "yes"
 
-    hooks.speculative_arguments(resolve)(SimpleNamespace(resolved="no"))
+    args = SimpleNamespace(resolved="no", speculative_algorithm=None)
+    hooks.speculative_arguments(resolve)(args)
     assert seen == ["yes"]
 
 

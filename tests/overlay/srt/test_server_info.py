@@ -66,6 +66,23 @@ def test_server_info_carries_the_identity() -> None:
     assert output.internal_state == {"page_size": 64, "overlay": IDENTITY.as_dict()}
 
 
+def test_server_info_tells_what_the_draft_trees_came_to() -> None:
+    trees = SimpleNamespace(as_dict=lambda: {"steps": 3})
+    runner = SimpleNamespace(overlay_identity=IDENTITY, overlay_draft_trees=trees)
+    output = SimpleNamespace(internal_state={})
+    server_info.add_to_internal_state(
+        scheduler(tp_worker=SimpleNamespace(model_runner=runner)), output
+    )
+    assert output.internal_state["overlay"] == IDENTITY.as_dict() | {"draft_trees": {"steps": 3}}
+
+
+def test_server_info_carries_the_layout_of_kv_slots() -> None:
+    report = SimpleNamespace(as_dict=lambda: {"level": "placement", "high_water": 64})
+    output = SimpleNamespace(internal_state={})
+    server_info.add_to_internal_state(scheduler(overlay_kv_slots=report), output)
+    assert output.internal_state["overlay"]["kv_slots"] == {"level": "placement", "high_water": 64}
+
+
 def test_a_runner_without_an_identity_adds_nothing() -> None:
     output = SimpleNamespace(internal_state={})
     server_info.add_to_internal_state(BEFORE, output)

@@ -37,6 +37,7 @@ def _play(call: dict[str, Any]) -> None:
     """Build the driver, let the scene play, write its result as JSON."""
     from sglang.srt.plugins import load_plugins
 
+    _read_switches_again()
     scene = _load(Path(call["file"]), call["scene"])
     load_plugins()
     if not harness.is_active():
@@ -46,6 +47,13 @@ def _play(call: dict[str, Any]) -> None:
     else:
         result = _play_on_engine(scene, call)
     Path(call["result"]).write_text(json.dumps(result))
+
+
+def _read_switches_again() -> None:
+    """Let the overlay, if there is one, see this call's variables: see `launch.READ_AGAIN`."""
+    switches = sys.modules.get("sglang_overlay.switches")
+    if switches is not None:
+        switches.ACTIVE = switches.read_switches(os.environ)  # type: ignore[attr-defined]
 
 
 def _play_on_engine(scene: Callable[..., Any], call: dict[str, Any]) -> Any:

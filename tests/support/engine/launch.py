@@ -13,6 +13,8 @@ from tests.support.engine.models import Models, write_models
 
 REPOSITORY = Path(__file__).parents[3]
 STUBS = Path(__file__).with_name("stubs")
+# Variables that decide nothing at import: a process that has SGLang imported can still take them.
+READ_AGAIN = frozenset({"SGLANG_OVERLAY_KV_SLOTS"})
 _MODELS = REPOSITORY / ".cache" / "engine-models"
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tests.support.engine.launch import REPOSITORY, Launch
+from tests.support.engine.launch import READ_AGAIN, REPOSITORY, Launch
 from tests.support.engine.orders import Known, Orders
 from tests.support.engine.processes import EngineFailure, WarmEngine, running
 from tests.support.engine.record import Record, Step
@@ -68,8 +68,8 @@ def play(
         environment = (
             launch.environment() | Orders(record=folder, known=known, fault=fault).environment()
         )
-        # Variables may steer what SGLang does at import, so these runs import it on their own.
-        if driver == "stepper" and not launch.variables:
+        # Variables may steer what SGLang does at import: most runs with any import it anew.
+        if driver == "stepper" and READ_AGAIN.issuperset(dict(launch.variables)):
             code = _warm_engine(launch).run(folder, environment, _SECONDS)
         else:
             command = [sys.executable, "-m", "tests.support.engine.child", str(call)]

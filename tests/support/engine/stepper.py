@@ -9,16 +9,20 @@ import torch
 
 
 class Stepper:
-    """A scheduler with its workers, pools and cache. Import of SGLang happens here, not before."""
+    """A scheduler with its workers, pools and cache. Import of SGLang happens here, not before.
 
-    def __init__(self, arguments: dict[str, Any]) -> None:
+    ``rank`` is the tensor-parallel one: each rank is a process that steps for itself, and all must
+    be told the same.
+    """
+
+    def __init__(self, arguments: dict[str, Any], *, rank: int = 0) -> None:
         from sglang.srt.managers.scheduler import Scheduler
         from sglang.srt.server_args import PortArgs, ServerArgs
 
         server_args = ServerArgs(**arguments)
         ports = PortArgs.init_new(server_args)
         # gpu id, then the ranks for tensor, expert, pipeline, context and data parallelism.
-        self.scheduler: Any = Scheduler(server_args, ports, 0, 0, 0, 0, 0, 0, None)
+        self.scheduler: Any = Scheduler(server_args, ports, rank, rank, 0, 0, 0, 0, None)
         self._submitted = 0
 
     def submit(self, prompt: Sequence[int], *, tokens: int, **sampling: Any) -> Any:

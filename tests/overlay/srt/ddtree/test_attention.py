@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sglang_overlay import upstream
 from sglang_overlay.srt import selection
 from sglang_overlay.srt.ddtree import attention
 
@@ -23,6 +24,7 @@ def arguments(**changes: Any) -> Any:
         "rope": 64,
     } | changes
     args = SimpleNamespace(**fields)
+    args.use_mla_backend = lambda: True
     args.get_model_config = lambda: SimpleNamespace(kv_lora_rank=512, qk_rope_head_dim=args.rope)
     return args
 
@@ -33,7 +35,7 @@ def arguments(**changes: Any) -> Any:
         ({}, True, (9, 0), "flashmla", "the overlay verifies draft trees on it"),
         ({}, True, (12, 0), "triton", "need sm_90, and this is cuda with sm_120"),
         ({"page_size": 1}, True, (9, 0), "triton", "the page size is 1"),
-        ({"rope": 32}, True, (9, 0), "triton", "a KV row has 544 elements"),
+        ({"rope": 32}, True, (9, 0), "triton", "an MLA row has 544 elements"),
         ({"kv_cache_dtype": "fp8_e5m2"}, True, (9, 0), "triton", "the KV cache is float8_e5m2"),
         ({}, False, (9, 0), "triton", "the target is no MLA model"),
     ],
@@ -48,6 +50,7 @@ def test_the_choice_and_its_reason(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(selection, "capability_of", lambda device: capability)
+    monkeypatch.setattr(upstream, "mla_pool_moves_rows", lambda: False)
     with caplog.at_level(logging.INFO):
         assert attention.default_backend(arguments(**changes), "fa3", mla=mla) == chosen
     (record,) = caplog.records

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
 import pytest
 
 from tests.support import trees
+from tests.support.engine.launch import Launch
+
+pytestmark = pytest.mark.engine
 
 SCRIPT = """
 import sys
@@ -24,10 +26,10 @@ else:
 
 
 def ask(release: str, **variables: str) -> str:
-    environment = os.environ | {"PYTHONPATH": str(trees.patched(release))} | variables
+    launch = Launch(tree=trees.patched(release), variables=tuple(variables.items()))
     answer = subprocess.run(
         [sys.executable, "-c", SCRIPT],
-        env=environment,
+        env=launch.environment(),
         check=True,
         capture_output=True,
         text=True,

@@ -1,0 +1,149 @@
+"""Brings cached tokens together: reserve → copy → rebind → release, or nothing at all.
+
+Only nodes of the radix cache that no request holds are moved. Their slots have one holder, the
+node's ``value``: a request that waits is matched again before it runs, one that runs or is chunked
+holds its nodes, and what lies in ``req_to_token`` of requests that are gone is read by nobody. The
+drafter's pool is indexed by the same slots and moved with the target's.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from sglang_overlay.kvcache import planner
+from sglang_overlay.kvcache.metrics import Units
+from sglang_overlay.srt.kv_layout import cached, free_units
+
+logger = logging.getLogger(__name__)
+
+Mover = Callable[[torch.Tensor, torch.Tensor], None]
+"""Copies the rows of slots ``source`` [n] int64 to ``destination`` [n], of all layers of a pool."""
+
+# Tokens that one pass moves at most: a request that arrives meanwhile waits for it.
+BUDGET = 16384
+LONGEST_PAUSE = 512
+# Below this share of free tokens, free runs are what the next request will be made of.
+SCARCE = 1 / 8
+
+
+@dataclass
+class Tally:
+    """What has been done since the start, for server info and the metrics."""
+
+    passes: int = 0
+    moved_tokens: int = 0
+    moved_bytes: int = 0
+    pass_seconds: float = 0.0
+    refused_open: int = 0
+    refused_failure: int = 0
+
+
+class Compactor:
+    """Compaction of one scheduler's cache. ``movers`` has one for each pool with the same slots.
+
+    ``row_bytes`` is what one token takes in all of them.
+    """
+
+    def __init__(
+        self, *, allocator: Any, tree_cache: Any, movers: Sequence[Mover], row_bytes: int
+    ) -> None:
+        self.tally = Tally()
+        self._allocator = allocator
+        self._tree_cache = tree_cache
+        self._movers = movers
+        self._row_bytes = row_bytes
+        self._settled_at = -1
+        self._pause = self._skipped = 0
+
+    def compact(self) -> int:
+        """Make one pass over the whole cache of an idle server; return the tokens moved."""
+        if self._settled_at == self._allocator.changes:
+            return 0
+        moved = self._pass(unlocked=False)
+        if not moved:
+            self._settled_at = self._allocator.changes
+        return moved
+
+    def compact_unlocked(self) -> int:
+        """Make one pass over what no request holds, between two batches; return the tokens moved.
+
+        Passes that find nothing to do are followed by ever longer pauses, counted in calls.
+        """
+        if self._skipped < self._pause:
+            self._skipped += 1
+            return 0
+        moved = self._pass(unlocked=True)
+        self._skipped = 0
+        self._pause = 0 if moved else min(max(2 * self._pause, 1), LONGEST_PAUSE)
+        return moved
+
+    def _pass(self, *, unlocked: bool) -> int:
+        if not self._allocator.quiet():
+            self.tally.refused_open += 1
+            return 0
+        started = time.perf_counter()
+        page = self._allocator.page_size
+        found = cached(self._tree_cache, unlocked=unlocked)
+        pieces = found.pieces(page)
+        free = free_units(self._allocator)
+        moves = planner.plan(
+            pieces,
+            found.parents,
+            free,
+            budget=BUDGET // page,
+            scarce=len(free) * page < self._allocator.size * SCARCE,
+        )
+        if not moves:
+            return 0
+        moved = self._carry_out(
+            [found.nodes[move.piece] for move in moves], [move.destination for move in moves]
+        )
+        self.tally.passes += 1
+        self.tally.moved_tokens += moved
+        self.tally.moved_bytes += moved * self._row_bytes
+        self.tally.pass_seconds += time.perf_counter() - started
+        return moved
+
+    def _carry_out(self, nodes: Sequence[Any], destinations: Sequence[Units]) -> int:
+        """Move ``nodes`` to the units ``destinations``; put everything back if anything fails."""
+        allocator = self._allocator
+        before = (allocator.free_pages, allocator.release_pages)
+        values = [node.value for node in nodes]
+        try:
+            units = torch.from_numpy(np.concatenate(destinations)).to(allocator.device)
+            destination = self._slots(units)
+            self._reserve(units)
+            source = torch.cat(values)
+            for mover in self._movers:
+                mover(destination, source)
+            parts = destination.split([len(value) for value in values])
+            for node, part in zip(nodes, parts, strict=True):
+                node.value = part.clone()
+            allocator.free(source)
+        except Exception:
+            # Nothing was written over what the old slots hold: going back to them is enough.
+            for node, value in zip(nodes, values, strict=True):
+                node.value = value
+            allocator.free_pages, allocator.release_pages = before
+            self.tally.refused_failure += 1
+            logger.exception("a pass of KV compaction failed and was taken back")
+            return 0
+        return len(source)
+
+    def _reserve(self, units: torch.Tensor) -> None:
+        """Take ``units`` [n] out of the free list, rebound."""
+        self._allocator.merge_and_sort_free()
+        free = self._allocator.free_pages
+        self._allocator.free_pages = free[~torch.isin(free, units)]
+
+    def _slots(self, units: torch.Tensor) -> torch.Tensor:
+        page = self._allocator.page_size
+        within = torch.arange(page, device=units.device)
+        return (units[:, None] * page + within).reshape(-1)

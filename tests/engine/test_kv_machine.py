@@ -1,0 +1,32 @@
+"""Random serving with placement and compaction, on SGLang's real allocator and radix cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.engine.launch import Launch
+from tests.support.engine.scene import play
+
+pytestmark = pytest.mark.engine
+
+
+def random_serving(bed: Any, examples: int) -> dict[str, int]:
+    """Scene: the engine of the bed is not used, but what it is made of."""
+    from tests.support.kv_machine import examine
+
+    return examine(examples)
+
+
+@pytest.mark.parametrize(
+    "examples",
+    [pytest.param(20, id="short"), pytest.param(2000, id="long", marks=pytest.mark.full)],
+)
+def test_no_slot_is_lost_and_every_token_reads_what_was_written(
+    overlay: Path, examples: int
+) -> None:
+    happened = play(random_serving, Launch(tree=overlay), examples=examples).result
+    # Histories in which nothing was moved or taken back would prove nothing.
+    assert {name: count for name, count in happened.items() if not count} == {}

@@ -1,0 +1,72 @@
+"""What SGLang's objects say about the holders of KV slots."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sglang_overlay import upstream
+
+RADIX = type("RadixCache", (), {"__module__": "sglang.srt.mem_cache.radix_cache"})
+
+
+def algorithm(name: str) -> Any:
+    return SimpleNamespace(is_none=lambda: not name, is_dflash=lambda: name in ("DFLASH", "DDTREE"))
+
+
+def scheduler(speculation: str = "", cache: Any = RADIX, **changes: Any) -> Any:
+    arguments = {
+        "disaggregation_mode": "null",
+        "pp_size": 1,
+        "enable_hierarchical_cache": False,
+        "enable_lmcache": False,
+        "enable_streaming_session": False,
+        "enable_hisparse": False,
+        "enable_pdmux": False,
+        "dllm_algorithm": None,
+        "speculative_algorithm": speculation,
+    }
+    fields = {"is_hybrid_swa": False, "is_hybrid_ssm": False, "enable_overlap": False}
+    for name, value in changes.items():
+        (arguments if name in arguments else fields)[name] = value
+    return SimpleNamespace(
+        tree_cache=cache(),
+        server_args=SimpleNamespace(**arguments),
+        spec_algorithm=algorithm(speculation),
+        **fields,
+    )
+
+
+@pytest.mark.parametrize("speculation", ["", "DFLASH", "DDTREE"])
+def test_the_radix_cache_alone_can_be_moved(speculation: str) -> None:
+    assert upstream.slot_holders(scheduler(speculation)) == []
+    assert upstream.overlapping(scheduler(speculation)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"disaggregation_mode": "decode"}, "--disaggregation-mode"),
+        ({"pp_size": 2}, "--pp-size above 1"),
+        ({"enable_hierarchical_cache": True}, "--enable-hierarchical-cache"),
+        ({"enable_lmcache": True}, "--enable-lmcache"),
+        ({"enable_streaming_session": True}, "--enable-streaming-session"),
+        ({"enable_hisparse": True}, "--enable-hisparse"),
+        ({"is_hybrid_swa": True}, "sliding-window attention"),
+        ({"is_hybrid_ssm": True}, "a state-space model"),
+        ({"dllm_algorithm": "block"}, "a diffusion language model"),
+        ({"speculation": "EAGLE3"}, "the drafter of EAGLE3"),
+        ({"cache": type("RadixCache", (RADIX,), {"__module__": "a.fork"})}, "known is RadixCache"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_every_other_holder_is_named(change: dict[str, Any], named: str) -> None:
+    (reason,) = upstream.slot_holders(scheduler(**change))
+    assert named in reason
+
+
+@pytest.mark.parametrize("change", [{"enable_overlap": True}, {"enable_pdmux": True}], ids=str)
+def test_overlapping_batches_are_named(change: dict[str, Any]) -> None:
+    (reason,) = upstream.overlapping(scheduler(**change))
+    assert reason.startswith("batches overlap under ")
