@@ -78,23 +78,22 @@ def compile_tree_merge(
     warps: int,
     stages: int = 1,
     fp8: bool = False,
+    parts: bool = False,
 ) -> dict[str, int]:
-    """Compile one specialisation for contiguous bf16 queries and a bf16 or fp8 cache."""
+    """Compile one specialisation for contiguous bf16 queries and a bf16 or fp8 cache.
+
+    The prefix comes whole in bf16, or with ``parts`` in parts in float32.
+    """
     driver.set_active(NamedDriver(capability))
     row = MockTensor(torch.bfloat16)
     cache = MockTensor(torch.float8_e4m3fn) if fp8 else row
     words = -(-nodes // 64)
+    part = nodes * heads if parts else 0
     strides = [
-        heads * 576,
-        576,
-        576,
-        2 * nodes * words,
-        heads * 512,
-        512,
-        heads,
-        1,
-        heads * 512,
-        512,
+        *(heads * 576, 576, 576, 2 * nodes * words),
+        *(heads * 512, 512, part * 512),
+        *(heads, 1, part),
+        *(heads * 512, 512),
     ]
     compiled = tree_merge_kernel.warmup(
         row,
@@ -102,8 +101,9 @@ def compile_tree_merge(
         MockTensor(torch.int64),
         MockTensor(torch.int32),
         MockTensor(torch.int32),
-        row,
+        MockTensor(torch.float32) if parts else row,
         MockTensor(torch.float32),
+        MockTensor(torch.int32),
         row,
         0.06,
         1.0,
@@ -118,6 +118,7 @@ def compile_tree_merge(
         VALUES=values,
         KEY_CHUNK=key_chunk,
         VALUE_CHUNK=value_chunk,
+        PARTS=parts,
         num_warps=warps,
         num_stages=stages,
         grid=(1,),

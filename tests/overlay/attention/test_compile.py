@@ -7,13 +7,17 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sglang_overlay.attention.split_config import choose_config
 from sglang_overlay.attention.tree_merge import choose_tiles
 
 ROOT = Path(__file__).parents[3]
-SHARED_LIMIT = 232_448  # bytes a block may have on sm_90
+# Bytes of shared memory that a block may have.
+SHARED_LIMIT = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
 # (requests, nodes, heads): one of every branch of choose_tiles.
 FEW = [(1, 16, 8), (32, 64, 8)]
 ALL = [
@@ -31,16 +35,15 @@ ALL = [
 ]
 
 
-def check(sizes: list[tuple[int, int, int]], tmp_path: Path, *, fp8: bool) -> None:
-    cases = [
-        {"nodes": n, "heads": h, "fp8": fp8, **dataclasses.asdict(choose_tiles(r, n, h))}
-        for r, n, h in sizes
-    ]
+def compiled(
+    capability: int, cases: list[dict[str, Any]], tmp_path: Path
+) -> Iterator[tuple[dict[str, Any], dict[str, int]]]:
+    """Compile every case in a process of its own and yield each with what it needs."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "overlay")])
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.gpu_compile", "90", json.dumps(cases)],
+        [sys.executable, "-m", "tests.support.gpu_compile", str(capability), json.dumps(cases)],
         capture_output=True,
         text=True,
         check=False,
@@ -48,9 +51,44 @@ def check(sizes: list[tuple[int, int, int]], tmp_path: Path, *, fp8: bool) -> No
         cwd=ROOT,
     )
     assert done.returncode == 0, done.stderr
-    for case, needs in zip(cases, json.loads(done.stdout), strict=True):
-        assert needs["shared"] <= SHARED_LIMIT, (case, needs)
+    yield from zip(cases, json.loads(done.stdout), strict=True)
+
+
+def check(sizes: list[tuple[int, int, int]], tmp_path: Path, *, fp8: bool) -> None:
+    cases = [
+        {
+            "kernel": "tree_merge",
+            "nodes": nodes,
+            "heads": heads,
+            "fp8": fp8,
+            **dataclasses.asdict(choose_tiles(requests, nodes, heads)),
+        }
+        for requests, nodes, heads in sizes
+    ]
+    for case, needs in compiled(90, cases, tmp_path):
+        assert needs["shared"] <= SHARED_LIMIT[90], (case, needs)
         assert needs["stack"] == 0, (case, needs)
+
+
+def split_case(capability: int, *, page: int, fp8: bool) -> dict[str, Any]:
+    config = dataclasses.asdict(choose_config(capability, 128, fp8=fp8))
+    tiles = {name: config[name] for name in ("rows", "tile", "warps", "stages", "gluon")}
+    return {
+        "kernel": "split_prefix",
+        "nodes": 16,
+        "heads": 8,
+        "page": page,
+        "fp8": fp8,
+        **tiles,
+    }
+
+
+def check_split(capability: int, cases: list[dict[str, Any]], tmp_path: Path) -> None:
+    for case, needs in compiled(capability, cases, tmp_path):
+        assert needs["shared"] <= SHARED_LIMIT[capability], (case, needs)
+        assert needs["stack"] == 0, (case, needs)
+        # The Hopper kernel's products run on the tensor cores of a warp group, or not at all.
+        assert not case["gluon"] or needs["wgmma"] > 0
 
 
 def test_the_common_tiles_fit_sm_90_without_spilling(tmp_path: Path) -> None:
@@ -61,3 +99,18 @@ def test_the_common_tiles_fit_sm_90_without_spilling(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fp8", [False, True])
 def test_every_tile_fits_sm_90_without_spilling(fp8: bool, tmp_path: Path) -> None:
     check(FEW + ALL, tmp_path, fp8=fp8)
+
+
+@pytest.mark.parametrize("capability", [90, 120])
+def test_the_split_kernel_fits_without_spilling(capability: int, tmp_path: Path) -> None:
+    check_split(capability, [split_case(capability, page=64, fp8=False)], tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("capability", sorted(SHARED_LIMIT))
+def test_the_split_kernel_fits_every_gpu_at_every_page_size_and_dtype(
+    capability: int, tmp_path: Path
+) -> None:
+    dtypes = (False, True) if capability >= 89 else (False,)
+    cases = [split_case(capability, page=page, fp8=fp8) for page in (1, 64) for fp8 in dtypes]
+    check_split(capability, cases, tmp_path)
