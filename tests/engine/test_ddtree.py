@@ -36,12 +36,17 @@ STOCK_KERNEL = ("SGLANG_OVERLAY_VERIFY_ENGINE", "stock")
 def ddtree(
     tree: Path, attention: str = "flashmla", page: int = 64, size: int = TREE, **more: Any
 ) -> Launch:
-    """Return a launch of DDTREE with trees of ``size`` tokens."""
-    options = (
-        ("page_size", page),
-        ("speculative_num_draft_tokens", size),
-        *more.pop("options", ()),
-    )
+    """Return a launch of DDTREE with trees of ``size`` tokens.
+
+    ``attention`` is ``flashmla``; ``triton``, where SGLang's own kernel verifies with a mask; or
+    ``portable``, where the overlay verifies on Triton.
+    """
+    sizes = (("page_size", page), ("speculative_num_draft_tokens", size))
+    options = (*sizes, *more.pop("options", ()))
+    if attention == "triton":
+        more["variables"] = (*more.get("variables", ()), STOCK_KERNEL)
+    if attention == "portable":
+        attention = "triton"
     return Launch(tree=tree, algorithm="DDTREE", attention=attention, options=options, **more)
 
 
