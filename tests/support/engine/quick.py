@@ -103,6 +103,9 @@ def merge_tree(
         if not lengths[index]:
             out[own] = tree
             continue
-        both = torch.stack([prefix.lse[own], lse.t()])
+        # FlashMLA attends to a prefix at once, the portable engine in parts.
+        parts = prefix.lse if prefix.lse.dim() == 3 else prefix.lse[None]
+        outs = prefix.out if prefix.out.dim() == 4 else prefix.out[None]
+        both = torch.cat([parts[:, own], lse.t()[None]])
         share = (both - both.logsumexp(0)).exp()[..., None]
-        out[own] = share[0] * prefix.out[own] + share[1] * tree
+        out[own] = (share * torch.cat([outs[:, own].float(), tree[None]])).sum(0)
