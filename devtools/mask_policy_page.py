@@ -39,8 +39,8 @@ attention backend applies the mask that it is given.
   the whole overlay off.
 
 - On **FlashMLA** the overlay verifies trees itself where its adapter runs (see
-  [operations](operations.md#who-verifies)). EAGLE's and NGRAM's trees are refused there all the
-  same as long as SGLang's MLA pool cannot move the rows of an accepted path.
+  [operations](operations.md#who-verifies)). The commit of EAGLE's and NGRAM's trees on pages moves
+  rows; SGLang's MLA pool cannot, and the overlay gives it `move_kv_cache`.
 
 Which backend verifies: with different prefill and decode backends, the *prefill* backend, unless
 `--speculative-attention-mode decode`. Wrappers are judged by what they run; of a hybrid model with
