@@ -102,7 +102,7 @@ def test_disjoint_lists(tiles: Tiles | None) -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_slots_whose_offsets_pass_int32(overlap: bool) -> None:
+def test_slots_whose_byte_offsets_pass_int32(overlap: bool) -> None:
     first = (1 << 31) // 576 + 100
     buffer = torch.empty(first + 8, 1, 576, dtype=torch.bfloat16, device="cuda")
     buffer[first:].normal_()

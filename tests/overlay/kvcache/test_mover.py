@@ -103,11 +103,17 @@ def test_a_whole_block_of_pairs_may_be_permuted_at_random() -> None:
 
 
 def test_paths_longer_than_a_block_move_to_the_front() -> None:
-    """What SGLang's flat lists look like: many requests' paths, one behind the other."""
+    """What SGLang's flat lists look like: many requests' paths, one behind the other.
+
+    A path of 40 lies across the border of two blocks, with targets behind it that are sources
+    before it: the blocks' order shows.
+    """
     chance = random.Random(2)
-    flat = [pair for at in range(40) for pair in path_to_the_front(chance, 1 + 16 * at, 16, 15)]
+    flat = [pair for at in range(14) for pair in path_to_the_front(chance, 1 + 64 * at, 64, 40)]
+    early = {source for _, source in flat[:PATH_LIMIT]}
     assert len(flat) > 2 * PATH_LIMIT
-    check(pool(48, slots=700), [flat], "overlapping")
+    assert early & {target for target, _ in flat[PATH_LIMIT:]}
+    check(pool(48, slots=900), [flat], "overlapping")
 
 
 @pytest.mark.parametrize(
@@ -136,16 +142,15 @@ def test_scattered_rows_without_overlap(way: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("way", ["overlapping", "disjoint"])
-def test_slots_whose_byte_and_word_offsets_pass_int32(way: str, dtype: torch.dtype) -> None:
-    """Slot 2^31 / 576 + 100 in rows of 576: the storage before it is reserved, never touched."""
-    first = (1 << 31) // 576 + 100
-    buffer = torch.empty(first + 8, 1, 576, dtype=torch.bfloat16)
-    rows = torch.randn(8, 1, 576).bfloat16()
-    buffer[first:] = rows
+def test_slots_whose_offsets_pass_int32_in_bytes_and_in_words(way: str, dtype: torch.dtype) -> None:
+    """The last slots that int32 holds, in a pool that begins that far below eight real rows."""
+    first, (rows,) = (1 << 31) - 9, pool(1152, slots=8)
+    start = torch.tensor([rows.data_ptr() - first * 1152], dtype=torch.uint64)
+    want = rows[[4, 1, 7, 3, 4, 5, 6, 7]]
     targets, sources = lists([[(first, first + 4), (first + 2, first + 7)]], dtype)
     launch = launch_overlapping if way == "overlapping" else launch_disjoint
-    launch(RowBuffers.of([buffer]), targets, sources)
-    assert torch.equal(buffer[first:], rows[[4, 1, 7, 3, 4, 5, 6, 7]])
+    launch(RowBuffers.of([rows], start), targets, sources)
+    assert torch.equal(rows, want)
 
 
 def test_one_dimension_is_one_group_and_int32_slots_do() -> None:

@@ -200,6 +200,24 @@ def test_ties_follow_the_documented_order(build: Builder) -> None:
 
 
 @pytest.mark.parametrize("build", BUILDERS)
+def test_a_rank_above_an_earlier_one_counts_as_equal(build: Builder) -> None:
+    """Token 11, at −1 behind −2, may not overtake; all behind a NaN is out of the question."""
+    one: Marginals = [
+        ([-2.0, -1.0, math.nan, 0.0], [10, 11, 12, 13]),
+        ([-0.5, -3.0, -3.0, -3.0], [20, 21, 22, 23]),
+    ]
+    tree = build([one], 6)
+    assert rows(tree, 0)[:5] == [
+        (ROOT, -1, 0),
+        (10, 0, 1),
+        (11, 0, 1),
+        (20, 1, 2),
+        (20, 2, 2),
+    ]
+    assert rows(tree, 0) == expected(brute_force(one, ROOT, 6), 6)
+
+
+@pytest.mark.parametrize("build", BUILDERS)
 def test_strided_inputs_and_nothing_written_beside_the_tree(build: Builder) -> None:
     chance = random.Random(3)
     batch = [marginals(chance, 5, 6, "smooth") for _ in range(3)]
