@@ -253,7 +253,7 @@ def test_requests_that_join_leave_stop_and_are_retracted(
     # Chunks of a prompt, and room for less than the batch needs.
     tight = (
         ("chunked_prefill_size", 64),
-        ("max_total_tokens", 384 if page == 64 else 230),
+        ("max_total_tokens", 384 if page == 64 else 180),
         ("schedule_conservativeness", 0.05),
     )
     reference = play(live, Launch(tree=stock).plain(), prompts=LIVE, tokens=tokens, quick=False)
