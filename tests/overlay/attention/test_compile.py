@@ -109,6 +109,22 @@ def test_the_split_kernel_fits_without_spilling(capability: int, tmp_path: Path)
 
 
 @pytest.mark.full
+def test_every_tile_of_the_tree_fits_sm_120(tmp_path: Path) -> None:
+    cases = [
+        {
+            "kernel": "tree_merge",
+            "nodes": nodes,
+            "heads": heads,
+            "parts": True,
+            **dataclasses.asdict(choose_tiles(requests, nodes, heads, parts=True, roomy=False)),
+        }
+        for requests, nodes, heads in FEW + ALL
+    ]
+    for case, needs in compiled(120, cases, tmp_path):
+        assert needs["shared"] <= SHARED_LIMIT[120], (case, needs)
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("capability", sorted(SHARED_LIMIT))
 def test_the_split_kernel_fits_every_gpu_at_every_page_size_and_dtype(
     capability: int, tmp_path: Path
