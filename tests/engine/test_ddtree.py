@@ -113,7 +113,6 @@ def test_the_tokens_are_plains_and_dflashs(
         range(1, BLOCK + 1)
     )
     assert max(report.result["cached"]) >= 128
-    assert len(report.steps[0]) < len(chain.steps[0])
     identity = report.result["identity"]
     assert identity["tree_size"] == 64
     assert identity["mask_policy"] == "tree: mask honoured"
@@ -253,7 +252,7 @@ def test_requests_that_join_leave_stop_and_are_retracted(
     # Chunks of a prompt, and room for less than the batch needs.
     tight = (
         ("chunked_prefill_size", 64),
-        ("max_total_tokens", 384 if page == 64 else 230),
+        ("max_total_tokens", 384 if page == 64 else 180),
         ("schedule_conservativeness", 0.05),
     )
     reference = play(live, Launch(tree=stock).plain(), prompts=LIVE, tokens=tokens, quick=False)

@@ -39,8 +39,8 @@ def choose_config(capability: int, rows: int, *, fp8: bool) -> SplitConfig:
     """Return the tiles for a GPU of ``capability`` (major × 10 + minor) and ``rows`` a request.
 
     sm_90 has tiles of its own, measured on an H200. Every other GPU gets tiles that hold in the
-    101,376 B of shared memory of sm_89 and sm_120 and in the registers, which the compile checks
-    see to; they were run on an H200 alone.
+    101,376 B of shared memory of sm_89 and sm_120 and, but for fp8 on sm_89, in the registers: the
+    compile checks see to that. They were run on an H200 alone.
     """
     if capability == 90:
         return SplitConfig(rows=64, tile=64, warps=8, stages=1 if fp8 else 2, gluon=not fp8)

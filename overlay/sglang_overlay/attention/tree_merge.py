@@ -8,6 +8,7 @@ and holds no key tensor any more. The query keeps its dtype here, also where an 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -54,13 +55,16 @@ class Tiles:
             )
 
 
-def choose_tiles(requests: int, nodes: int, heads: int, *, parts: bool = False) -> Tiles:
+def choose_tiles(
+    requests: int, nodes: int, heads: int, *, parts: bool = False, roomy: bool = True
+) -> Tiles:
     """Return the tiles for a batch; a function of sizes that are fixed when a graph is captured.
 
     Small launches are bound by latency and want many programs with everything in flight at once,
     large ones by traffic and want tall tiles that reuse the tree's rows. Where the prefix is in
     ``parts``, a small launch has them to combine as well, and wants more programs still. Thresholds
-    measured on an H200.
+    measured on an H200. ``roomy`` is False where a block has less than 128 KiB of shared memory, as
+    on sm_86, sm_89 and sm_120: the tallest tiles would not fit there.
     """
     rows = requests * nodes * heads
     if parts and nodes <= 16 and rows <= 512:
@@ -82,7 +86,18 @@ def choose_tiles(requests: int, nodes: int, heads: int, *, parts: bool = False) 
         return _tiles(16, 512, 64, 64, warps=4, stages=3)
     if nodes <= 128:
         return _tiles(64, 512, 64, 64, warps=4, stages=3)
+    if not roomy:
+        return _tiles(64, 512, 64, 64, warps=8, stages=2)
     return _tiles(128, 512, 64, 64, warps=8, stages=3)
+
+
+@functools.cache
+def is_roomy(device: torch.device) -> bool:
+    """Return whether a block on ``device`` has 128 KiB of shared memory; no GPU sets no limit."""
+    if device.type != "cuda":
+        return True
+    properties = torch.cuda.get_device_properties(device)
+    return bool(properties.shared_memory_per_block_optin >= 128 << 10)
 
 
 def _tiles(
@@ -133,7 +148,9 @@ def merge_tree(
     heads = query.shape[1]
     _check(query, cache, slots, ancestors, lengths, prefix, out)
     in_parts = isinstance(prefix, PrefixParts)
-    tiles = tiles or choose_tiles(requests, nodes, heads, parts=in_parts)
+    tiles = tiles or choose_tiles(
+        requests, nodes, heads, parts=in_parts, roomy=is_roomy(query.device)
+    )
     grid = (-(-nodes * heads // tiles.rows), requests, LATENT_DIM // tiles.values)
     tree_merge_kernel[grid](
         query,

@@ -59,7 +59,7 @@ def _overwrite(row: torch.Tensor, tail: tuple[int, ...], good: int) -> None:
 
 
 # Probabilities by rank, the same at every position: a tree of these branches at every depth.
-_PROBABILITIES = (0.7, 0.15, 0.07, 0.03)
+_PROBABILITIES = (0.6, 0.2, 0.1, 0.05)
 # The rank of the known-good token by depth, beginning with the first; 0 behind the end. All but the
 # first leave the chain that DFLASH would draft.
 _RANKS = ((), (1,), (0, 1), (2,), (0, 0, 1), (1, 1), (0, 2))

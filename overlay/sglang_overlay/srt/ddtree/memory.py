@@ -2,7 +2,7 @@
 
 Capture would run out of it after minutes of loading, with an error that does not name the tree. The
 largest part is of no use: the split logits of Triton's decode kernel, sized for every draft token
-and read in no verify.
+and read in no verify. Where the overlay verifies, it has them made for one token a request.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ class Sizes:
 
     ``requests`` is the largest captured batch, ``tree`` the tokens of one verify, ``vocabulary``
     that of the logits. ``heads``, ``splits`` and ``width`` are the query heads per rank, the
-    KV splits and the value width of Triton's decode kernel; zeros without that backend.
+    KV splits and the value width of Triton's decode kernel; zeros without that backend, whose
+    buffers are made for ``tokens`` in all.
     """
 
     requests: int
     tree: int
     vocabulary: int
+    tokens: int = 0
     context: int = 0
     heads: int = 0
     splits: int = 0
@@ -40,8 +42,8 @@ class Sizes:
 
 def parts(sizes: Sizes) -> dict[str, int]:
     """Return the bytes of each buffer, by a name that says what it is."""
-    tokens = sizes.requests * sizes.tree
-    found = {"logits of every node": tokens * sizes.vocabulary * 4}
+    nodes, tokens = sizes.requests * sizes.tree, sizes.tokens
+    found = {"logits of every node": nodes * sizes.vocabulary * 4}
     if sizes.splits:
         found |= {
             "Triton's split logits": tokens * sizes.heads * sizes.splits * (sizes.width + 1) * 4,
@@ -86,15 +88,21 @@ def sizes_of(model_runner: Any) -> Sizes:
     """Return the sizes of the target's ``model_runner``."""
     from sglang.srt.model_executor.cuda_graph_runner import get_batch_sizes_to_capture
 
+    from sglang_overlay.srt.tree_verify import graph_tokens
+
     tree = int(model_runner.server_args.speculative_num_draft_tokens)
     captured, _ = get_batch_sizes_to_capture(model_runner, tree)
     triton = [
         leaf for leaf in leaves(model_runner.attn_backend) if type(leaf).__name__ == TRITON_BACKEND
     ]
+    requests = max(captured)
     return Sizes(
-        requests=max(captured),
+        requests=requests,
         tree=tree,
         vocabulary=model_runner.model_config.vocab_size,
+        tokens=max(
+            (graph_tokens(backend, requests, requests * tree) for backend in triton), default=0
+        ),
         context=max((backend.max_context_len for backend in triton), default=0),
         heads=max((backend.num_head for backend in triton), default=0),
         splits=max((backend.max_kv_splits for backend in triton), default=0),
