@@ -52,5 +52,5 @@ def test_a_level_for_kv_slots_is_named(level: str) -> None:
 
 @pytest.mark.parametrize("value", ["1", "on", "Idle"])
 def test_an_unknown_level_is_an_error(value: str) -> None:
-    with pytest.raises(ValueError, match="set it to off or placement or idle or live, or unset"):
+    with pytest.raises(ValueError, match="set it to off, placement, idle or live, or unset it"):
         read_switches({KV_SLOTS: value})
