@@ -118,7 +118,7 @@ class Ways:
         engine = PortableEngine(
             page_size=page,
             max_requests=case.requests,
-            max_rows=case.nodes * case.heads,
+            rows=case.nodes * case.heads,
             max_context=case.context,
             cache_dtype=self.dtype,
             device="cuda",
@@ -257,8 +257,8 @@ def main() -> None:
         "sglang": version("sglang"),
         "copy TB/s": round(tb_per_s, 3),
         "configs": {
-            "portable": asdict(choose_config(number, 128, fp8=False)),
-            "portable fp8": asdict(choose_config(number, 128, fp8=True)),
+            "portable": asdict(choose_config(number, fp8=False)),
+            "portable fp8": asdict(choose_config(number, fp8=True)),
             "safe": asdict(SAFE),
             "safe fp8": asdict(SAFE_FP8),
         },

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 import torch
-from sglang_overlay.attention.grouped import Heads, choose_tiles
+from sglang_overlay.attention.grouped import TREE_ROWS, Heads, choose_tiles, tree_tile
 from sglang_overlay.attention.kernels.grouped import grouped_prefix_kernel, grouped_tree_kernel
 from triton.runtime.driver import driver
 from triton.runtime.jit import MockTensor
@@ -63,8 +63,8 @@ def compile_grouped(*, nodes: int, page: int = 1, **shape: int) -> list[dict[str
         heads.query * heads.value_dim,
         heads.value_dim,
         HALF_WORDS=2 * words,
-        ROWS=16,
-        TILE=16 if nodes <= 16 else 32,
+        ROWS=TREE_ROWS,
+        TILE=tree_tile(nodes),
         num_warps=4,
         **common,
     )

@@ -20,7 +20,7 @@ MAX_DIM = 256
 _LOG2_E = 1.4426950408889634
 # The tree kernel: few rows, because the parts that it combines are held in registers; a tile of
 # the tree is at most one 32-bit half of a mask word.
-_TREE_ROWS = 16
+TREE_ROWS = 16
 _TREE_TILE = 32
 
 
@@ -66,6 +66,11 @@ def choose_tiles(heads: Heads, nodes: int) -> SplitConfig:
     most = 32 if wide else 64
     rows = max(16, min(most, triton.next_power_of_2(nodes * heads.group)))
     return SplitConfig(rows=rows, tile=32 if wide else 64, warps=4, stages=2, resident=2)
+
+
+def tree_tile(nodes: int) -> int:
+    """Return how many nodes the tree kernel walks at a time."""
+    return int(max(16, min(_TREE_TILE, triton.next_power_of_2(nodes))))
 
 
 class GroupedVerifier:
@@ -161,7 +166,7 @@ class GroupedVerifier:
             **shape,
         )
         ancestors = self.plan.ancestors
-        grouped_tree_kernel[(-(-rows // _TREE_ROWS), self._requests, heads.kv)](
+        grouped_tree_kernel[(-(-rows // TREE_ROWS), self._requests, heads.kv)](
             query,
             keys,
             values,
@@ -178,8 +183,8 @@ class GroupedVerifier:
             out.stride(0),
             out.stride(1),
             HALF_WORDS=2 * ancestors.shape[2],
-            ROWS=_TREE_ROWS,
-            TILE=max(16, min(_TREE_TILE, triton.next_power_of_2(nodes))),
+            ROWS=TREE_ROWS,
+            TILE=tree_tile(nodes),
             num_warps=4,
             **shape,
         )

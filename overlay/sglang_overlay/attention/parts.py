@@ -36,10 +36,18 @@ class Parts:
     is the number of parts of the step that was planned last.
     """
 
-    def __init__(self, sizes: PartSizes, config: SplitConfig, device: torch.device | str) -> None:
+    def __init__(
+        self,
+        sizes: PartSizes,
+        config: SplitConfig,
+        device: torch.device | str,
+        *,
+        processors: int | None = None,
+    ) -> None:
+        """Allocate the buffers; ``processors`` replaces the number of multiprocessors."""
         self._sizes = sizes
         self._config = config
-        self._processors = multiprocessors(device)
+        self._processors = processors or multiprocessors(device)
         programs = self._processors * config.resident * MAX_WAVES
         most = max(sizes.max_requests, programs)
         # No batch has more parts than requests, unless all its programs fit these waves.

@@ -8,28 +8,22 @@ step on the device, by the true lengths, so a captured graph stays balanced when
 from __future__ import annotations
 
 import torch
-import triton
 
-from sglang_overlay.attention.kernels.split_prefix import share_work_kernel, split_prefix_kernel
+from sglang_overlay.attention.kernels.split_prefix import split_prefix_kernel
+from sglang_overlay.attention.parts import Parts, PartSizes
 from sglang_overlay.attention.prefix import KEY_DIM, LATENT_DIM, ROPE_DIM, PrefixParts
-from sglang_overlay.attention.split_config import (
-    MAX_WAVES,
-    SplitConfig,
-    choose_config,
-    count_workers,
-)
+from sglang_overlay.attention.split_config import SplitConfig, choose_config
 
 _LOG2_E = 1.4426950408889634
 _FP8 = torch.float8_e4m3fn
-_WORK_BLOCK = 32
-# What the schedule assumes where there is no GPU to ask (the interpreter).
-_NO_GPU = (80, 8)
+# What is assumed where there is no GPU to ask (the interpreter).
+_NO_GPU = 80
 
 
 class PortableEngine:
     """Split-KV attention over the prefix. See `prefix.PrefixEngine` for the contract.
 
-    ``max_rows`` is nodes × heads, ``max_context`` the longest prefix in slots. ``capability`` is
+    ``rows`` is nodes × heads, ``max_context`` the longest prefix in slots. ``capability`` is
     major × 10 + minor; it and ``multi_processor_count`` are asked of the device unless given.
     ``config`` replaces the tiles that would be chosen.
     """
@@ -39,7 +33,7 @@ class PortableEngine:
         *,
         page_size: int,
         max_requests: int,
-        max_rows: int,
+        rows: int,
         max_context: int,
         cache_dtype: torch.dtype,
         device: torch.device | str,
@@ -58,9 +52,7 @@ class PortableEngine:
                 f"page_size: got {page_size}, needed 1 or 64; start the server with another "
                 "--page-size or another verify engine"
             )
-        found = _ask(device)
-        self.capability = found[0] if capability is None else capability
-        self._processors = found[1] if multi_processor_count is None else multi_processor_count
+        self.capability = _ask(device) if capability is None else capability
         self._is_fp8 = cache_dtype is _FP8
         if self._is_fp8 and self.capability < 89 and torch.device(device).type == "cuda":
             raise ValueError(
@@ -68,45 +60,33 @@ class PortableEngine:
                 "start the server with --kv-cache-dtype auto"
             )
         self.page_size = page_size
-        self._max_context = max_context
-        self.config = config or choose_config(self.capability, max_rows, fp8=self._is_fp8)
-        programs = self._processors * self.config.resident * MAX_WAVES
-        workers = max(max_requests, programs)
-        padded = -(-max_rows // self.config.rows) * self.config.rows
-        room = max(max_requests * padded, programs * self.config.rows)
-        self._work = torch.zeros(workers, 4, dtype=torch.int32, device=device)
-        self._first_part = torch.zeros(max_requests + 1, dtype=torch.int32, device=device)
-        self._part_out = torch.zeros(room * LATENT_DIM, dtype=torch.float32, device=device)
-        self._part_lse = torch.zeros(room, dtype=torch.float32, device=device)
-        self._request_block = triton.next_power_of_2(max_requests)
-        self._workers = 0
+        self._rows = rows
+        self.config = config or choose_config(self.capability, fp8=self._is_fp8)
+        sizes = PartSizes(
+            max_requests=max_requests,
+            max_context=max_context,
+            blocks=-(-rows // self.config.rows),
+            rows=rows,
+            width=LATENT_DIM,
+        )
+        self._parts = Parts(sizes, self.config, device, processors=multi_processor_count)
         # Replaced by every plan; until the first there is nothing to run on.
-        self._lengths = self._first_part[:0]
-        self._page_table = self._work[:0]
+        self._lengths = self._parts.first[:0]
+        self._page_table = self._parts.work[:0]
 
     def plan(self, lengths: torch.Tensor, page_table: torch.Tensor, rows: int) -> None:
-        """Share the prefixes out over the workers; one launch, safe to capture."""
-        requests = lengths.shape[0]
-        self._workers = count_workers(
-            requests, rows, self._max_context, self._processors, self.config
-        )
-        if self._workers * rows > self._part_lse.shape[0]:
+        """Share the prefixes out over the workers; one launch, safe to capture.
+
+        Raises:
+            ValueError: ``rows`` are not those that the engine was built for.
+
+        """
+        if rows != self._rows:
             raise ValueError(
-                f"requests × rows: got {requests} × {rows}, more than the engine was built for; "
-                "build it with larger max_requests and max_rows"
+                f"rows: got {rows}, needed {self._rows} nodes × heads, which the engine was built "
+                "for; build one for this size of a tree"
             )
-        share_work_kernel[(-(-self._workers // _WORK_BLOCK),)](
-            lengths,
-            self._work,
-            self._first_part,
-            requests,
-            self._workers,
-            TILE=self.config.tile,
-            LEAST_TILES=self.config.least_tiles,
-            REQUESTS=self._request_block,
-            WORKERS=_WORK_BLOCK,
-            num_warps=4,
-        )
+        self._parts.plan(lengths)
         self._lengths = lengths
         self._page_table = page_table
 
@@ -117,17 +97,14 @@ class PortableEngine:
         tokens, heads, _ = query.shape
         requests = self._lengths.shape[0]
         nodes = tokens // requests
-        rows = nodes * heads
         rows_of = cache.view(-1, KEY_DIM)
-        part_out = self._part_out[: self._workers * rows * LATENT_DIM]
-        part_out = part_out.view(self._workers, nodes, heads, LATENT_DIM)
-        part_lse = self._part_lse[: self._workers * rows].view(self._workers, nodes, heads)
+        part_out, part_lse = self._parts.buffers()
         tensors = (
             query,
             rows_of,
             self._page_table,
             self._lengths,
-            self._work,
+            self._parts.work,
             part_out,
             part_lse,
             softmax_scale * cache_scale * _LOG2_E,
@@ -137,7 +114,7 @@ class PortableEngine:
             rows_of.stride(0),
             self._page_table.stride(0),
         )
-        grid = (-(-rows // self.config.rows), self._workers)
+        grid = (-(-nodes * heads // self.config.rows), self._parts.workers)
         sizes = {"NODES": nodes, "HEADS": heads, "PAGE": self.page_size}
         if self.config.gluon:
             from sglang_overlay.attention.kernels.split_prefix_hopper import (
@@ -156,11 +133,15 @@ class PortableEngine:
                 num_warps=self.config.warps,
                 num_stages=self.config.stages,
             )
-        return PrefixParts(out=part_out, lse=part_lse, first=self._first_part[: requests + 1])
+        return PrefixParts(
+            out=part_out.view(-1, nodes, heads, LATENT_DIM),
+            lse=part_lse.view(-1, nodes, heads),
+            first=self._parts.first[: requests + 1],
+        )
 
 
-def _ask(device: torch.device | str) -> tuple[int, int]:
+def _ask(device: torch.device | str) -> int:
     if torch.device(device).type != "cuda":
         return _NO_GPU
-    properties = torch.cuda.get_device_properties(device)
-    return properties.major * 10 + properties.minor, properties.multi_processor_count
+    major, minor = torch.cuda.get_device_capability(device)
+    return int(major * 10 + minor)

@@ -35,8 +35,8 @@ SAFE = SplitConfig(rows=32, tile=32, warps=4, stages=2)
 SAFE_FP8 = SplitConfig(rows=64, tile=16, warps=8, stages=1)
 
 
-def choose_config(capability: int, rows: int, *, fp8: bool) -> SplitConfig:
-    """Return the tiles for a GPU of ``capability`` (major × 10 + minor) and ``rows`` a request.
+def choose_config(capability: int, *, fp8: bool) -> SplitConfig:
+    """Return the tiles for a GPU of ``capability`` (major × 10 + minor).
 
     sm_90 has tiles of its own, measured on an H200. Every other GPU gets tiles that hold in the
     101,376 B of shared memory of sm_89 and sm_120 and, but for fp8 on sm_89, in the registers: the

@@ -125,7 +125,7 @@ def _build_portable(sizes: PlanSizes, heads: int, *, cache_dtype: str) -> Prefix
     return PortableEngine(
         page_size=sizes.page_size,
         max_requests=sizes.max_requests,
-        max_rows=sizes.nodes * heads,
+        rows=sizes.nodes * heads,
         max_context=sizes.max_context,
         cache_dtype=getattr(torch, cache_dtype),
         device="cuda",

@@ -215,7 +215,7 @@ def prefix_engine(
     return PortableEngine(
         page_size=sizes.page_size,
         max_requests=sizes.max_requests,
-        max_rows=sizes.nodes * heads,
+        rows=sizes.nodes * heads,
         max_context=sizes.max_context,
         cache_dtype=cache_dtype,
         device=device,

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +11,8 @@ import pytest
 from sglang_overlay.attention.split_config import choose_config
 from sglang_overlay.attention.tree_merge import choose_tiles
 
-ROOT = Path(__file__).parents[3]
-# Bytes of shared memory that a block may have.
-SHARED_LIMIT = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
+from tests.support.compilation import SHARED_LIMIT, compiled
+
 # Converting fp8 on sm_89 takes a few registers more than there are.
 SPILT_ON_SM_89 = 112
 # (requests, nodes, heads): one of every branch of choose_tiles.
@@ -37,23 +32,11 @@ ALL = [
 ]
 
 
-def compiled(
-    capability: int, cases: list[dict[str, Any]], tmp_path: Path
+def needed(
+    capability: int, cases: list[dict[str, Any]], folder: Path
 ) -> Iterator[tuple[dict[str, Any], dict[str, int]]]:
-    """Compile every case in a process of its own and yield each with what it needs."""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path)
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "overlay")])
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.gpu_compile", str(capability), json.dumps(cases)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-        cwd=ROOT,
-    )
-    assert done.returncode == 0, done.stderr
-    yield from zip(cases, json.loads(done.stdout), strict=True)
+    """Yield every case with what it needs."""
+    yield from zip(cases, compiled("gpu_compile", capability, cases, folder), strict=True)
 
 
 def check(sizes: list[tuple[int, int, int]], tmp_path: Path, *, fp8: bool) -> None:
@@ -67,13 +50,13 @@ def check(sizes: list[tuple[int, int, int]], tmp_path: Path, *, fp8: bool) -> No
         }
         for requests, nodes, heads in sizes
     ]
-    for case, needs in compiled(90, cases, tmp_path):
+    for case, needs in needed(90, cases, tmp_path):
         assert needs["shared"] <= SHARED_LIMIT[90], (case, needs)
         assert needs["stack"] == 0, (case, needs)
 
 
 def split_case(capability: int, *, page: int, fp8: bool) -> dict[str, Any]:
-    config = dataclasses.asdict(choose_config(capability, 128, fp8=fp8))
+    config = dataclasses.asdict(choose_config(capability, fp8=fp8))
     tiles = {name: config[name] for name in ("rows", "tile", "warps", "stages", "gluon")}
     return {
         "kernel": "split_prefix",
@@ -86,7 +69,7 @@ def split_case(capability: int, *, page: int, fp8: bool) -> dict[str, Any]:
 
 
 def check_split(capability: int, cases: list[dict[str, Any]], tmp_path: Path) -> None:
-    for case, needs in compiled(capability, cases, tmp_path):
+    for case, needs in needed(capability, cases, tmp_path):
         assert needs["shared"] <= SHARED_LIMIT[capability], (case, needs)
         assert needs["stack"] <= (SPILT_ON_SM_89 if capability == 89 and case["fp8"] else 0)
         # The Hopper kernel's products run on the tensor cores of a warp group, or not at all.
@@ -120,7 +103,7 @@ def test_every_tile_of_the_tree_fits_sm_120(tmp_path: Path) -> None:
         }
         for requests, nodes, heads in FEW + ALL
     ]
-    for case, needs in compiled(120, cases, tmp_path):
+    for case, needs in needed(120, cases, tmp_path):
         assert needs["shared"] <= SHARED_LIMIT[120], (case, needs)
 
 

@@ -27,7 +27,7 @@ def engine_for(
     return PortableEngine(
         page_size=page_size,
         max_requests=requests,
-        max_rows=rows,
+        rows=rows,
         max_context=context,
         cache_dtype=torch.float32,
         device="cpu",

@@ -61,7 +61,7 @@ def portable(sizes: PlanSizes, heads: int) -> PortableEngine:
     return PortableEngine(
         page_size=sizes.page_size,
         max_requests=sizes.max_requests,
-        max_rows=sizes.nodes * heads,
+        rows=sizes.nodes * heads,
         max_context=sizes.max_context,
         cache_dtype=torch.float32,
         device="cpu",
