@@ -122,8 +122,8 @@ def test_the_other_releases(release: str) -> None:
     assert {step.mask_elements for step in after.steps[0]} == {0}
 
 
-def branching(tree: Path, **settings: Any) -> Launch:
-    """Return a launch whose draft tree would be verified by FlashMLA, which drops its mask.
+def branching(tree: Path, *variables: tuple[str, str]) -> Launch:
+    """Return a launch whose draft tree would be verified by stock FlashMLA, which drops its mask.
 
     SGLang lets it pass: it looks at the prefill backend's name alone.
     """
@@ -138,7 +138,7 @@ def branching(tree: Path, **settings: Any) -> Launch:
             ("speculative_eagle_topk", 2),
             ("speculative_num_draft_tokens", 4),
         ),
-        **settings,
+        variables=(("SGLANG_OVERLAY_VERIFY_ENGINE", "stock"), *variables),
     )
 
 
@@ -160,7 +160,7 @@ def test_a_dropped_tree_mask_ends_the_launch_before_anything_is_loaded(overlay: 
 
 
 def test_the_opt_out_lets_the_launch_through_with_a_warning(overlay: Path) -> None:
-    allowed = branching(overlay, variables=(("SGLANG_OVERLAY_ALLOW_DROPPED_MASK", "1"),))
+    allowed = branching(overlay, ("SGLANG_OVERLAY_ALLOW_DROPPED_MASK", "1"))
     with started(allowed) as server:
         server.wait_until_model()
         stderr = server.process.stderr()
