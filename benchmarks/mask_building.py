@@ -3,15 +3,17 @@
 Runs SGLang's own `DFlashVerifyInput.prepare_for_verify` of the pinned release, real pools and real
 allocator, with ``build_custom_mask`` as stock decides for FlashMLA (True) and as the overlay does
 (False), side by side. Only the batch is a stand-in: it holds the fields that the method reads. The
-site with SGLang is on PYTHONPATH. Usage: ``mask_building.py OUT.json [--device cuda|cpu]``.
+site with SGLang is on PYTHONPATH.
+
+usage: python benchmarks/mask_building.py OUT.json OUT.md [--device cuda|cpu]
 """
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import statistics
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -104,7 +106,12 @@ def synchronize(device: str) -> None:
 
 def main() -> None:
     """Measure every shape and write the result."""
-    device = sys.argv[3] if len(sys.argv) > 3 else "cuda"
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("json", type=Path)
+    parser.add_argument("markdown", type=Path)
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    options = parser.parse_args()
+    device = options.device
     machine = torch.cuda.get_device_name() if device == "cuda" else processor()
     with torch.inference_mode():
         rows = [measure(bs, context, device) for bs, context in SHAPES]
@@ -118,9 +125,8 @@ def main() -> None:
         "repeats": REPEATS,
         "rows": rows,
     }
-    out = Path(sys.argv[1])
-    out.write_text(json.dumps(result, indent=1) + "\n")
-    out.with_suffix(".md").write_text(page(result))
+    options.json.write_text(json.dumps(result, indent=1) + "\n")
+    options.markdown.write_text(page(result))
     print(page(result))
 
 

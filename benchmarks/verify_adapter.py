@@ -16,7 +16,7 @@ that clock and temperature are shared; times are medians over the rounds, ratios
 round's ratio. ``*_eager`` are single launches between L2 flushes (triton's do_bench), as a
 cross-check.
 
-usage: python benchmarks/verify_adapter.py OUT.json OUT.md [--no-stock] [--fp8]
+usage: python benchmarks/verify_adapter.py OUT.json OUT.md [--no-stock] [--limit SHAPES]
 Needs an sm_90 GPU, sgl_kernel and sglang on PYTHONPATH, beside the overlay.
 """
 
