@@ -31,6 +31,8 @@ CACHE_DTYPES = {
     "fp8_e4m3": "float8_e4m3fn",
     "fp8_e5m2": "float8_e5m2",
 }
+# Values of --dtype, likewise; others are such names already.
+MODEL_DTYPES = {"auto": None, "half": "float16", "float": "float32"}
 
 
 def release() -> str:
@@ -69,6 +71,11 @@ def splits_batches(server_args: Any) -> str | None:
     if getattr(server_args, "speculative_adaptive", False):
         return "--speculative-adaptive"
     return "--enable-pdmux" if server_args.enable_pdmux else None
+
+
+def joins_serving_ranks(server_args: Any) -> bool:
+    """Return whether this process takes the place of a lost rank among ranks that serve already."""
+    return bool(getattr(server_args, "elastic_ep_rejoin", False))
 
 
 def mla_pool_moves_rows() -> bool:

@@ -47,11 +47,12 @@ class Facts:
     """What decides which engine can run. None means: not known yet, and no obstacle.
 
     ``backends`` are the class names that target verify runs. ``capability`` is the GPU's, or None
-    without CUDA. ``cache_dtype`` is a name of torch's. ``row_width`` counts an MLA cache row's
-    elements; a model without MLA has none. ``tree_size`` counts the tokens of one verify.
-    ``splits_batches`` names the option that makes SGLang run verify on more backend objects than
-    one. ``commits_trees`` is False where SGLang itself cannot keep the accepted path of such
-    drafts. ``odd_layer`` says what some attention layer does that no engine does.
+    without an NVIDIA one. ``cache_dtype`` and ``model_dtype`` are names of torch's. ``row_width``
+    counts an MLA cache row's elements; a model without MLA has none. ``tree_size`` counts the
+    tokens of one verify. ``splits_batches`` names the option that makes SGLang run verify on more
+    backend objects than one. ``commits_trees`` is False where SGLang itself cannot keep the
+    accepted path of such drafts. ``odd_layer`` says what some attention layer does that no engine
+    does.
     """
 
     backends: tuple[str, ...]
@@ -64,6 +65,7 @@ class Facts:
     splits_batches: str | None = None
     page_size: int | None = None
     cache_dtype: str | None = None
+    model_dtype: str | None = None
     row_width: int | None = None
     odd_layer: str | None = None
 
@@ -198,7 +200,9 @@ def _flashmla_obstacles(facts: Facts) -> list[str]:
         found.append(f"FlashMLA's kernels need sm_90, and this is {_machine(facts)}")
     if facts.page_size not in (None, PAGE_SIZE):
         found.append(f"the page size is {facts.page_size}, and FlashMLA reads pages of {PAGE_SIZE}")
-    return found + _dtype_obstacles(FLASHMLA, facts)
+    if facts.model_dtype not in (None, "bfloat16"):
+        found.append(f"the model computes in {facts.model_dtype}, and FlashMLA in bfloat16")
+    return found + _cache_obstacles(FLASHMLA, facts)
 
 
 def _portable_obstacles(facts: Facts) -> list[str]:
@@ -207,10 +211,16 @@ def _portable_obstacles(facts: Facts) -> list[str]:
         found.append(f"the portable kernels need sm_80 or later, and this is {_machine(facts)}")
     elif facts.cache_dtype == "float8_e4m3fn" and facts.capability < FP8_CAPABILITY:
         found.append(f"an fp8 KV cache needs sm_89 or later here, and this is {_machine(facts)}")
-    return found + _dtype_obstacles(PORTABLE, facts)
+    converted = facts.cache_dtype in (None, "float8_e4m3fn")
+    if not converted and facts.model_dtype not in (None, facts.cache_dtype):
+        found.append(
+            f"the KV cache is {facts.cache_dtype} and the model computes in {facts.model_dtype}; "
+            "the portable kernels read a cache of the model's type or of fp8"
+        )
+    return found + _cache_obstacles(PORTABLE, facts)
 
 
-def _dtype_obstacles(engine: str, facts: Facts) -> list[str]:
+def _cache_obstacles(engine: str, facts: Facts) -> list[str]:
     readable = CACHE_DTYPES[engine]
     if facts.cache_dtype is None or facts.cache_dtype in readable:
         return []
@@ -219,7 +229,7 @@ def _dtype_obstacles(engine: str, facts: Facts) -> list[str]:
 
 
 def _machine(facts: Facts) -> str:
-    sm = "no CUDA device" if facts.capability is None else "sm_{}{}".format(*facts.capability)
+    sm = "no NVIDIA GPU" if facts.capability is None else "sm_{}{}".format(*facts.capability)
     return f"{facts.device} with {sm}"
 
 

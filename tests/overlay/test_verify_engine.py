@@ -45,11 +45,16 @@ OF_FLASHMLA: list[tuple[dict[str, Any], str]] = [
     ({"capability": (12, 0)}, "need sm_90, and this is cuda with sm_120"),
     ({"page_size": 1}, "the page size is 1, and FlashMLA reads pages of 64"),
     ({"cache_dtype": "float16"}, "the KV cache is float16, and flashmla reads bfloat16"),
+    (
+        {"model_dtype": "float16", "cache_dtype": "float8_e4m3fn"},
+        "the model computes in float16, and FlashMLA in bfloat16",
+    ),
     ({"mla": False}, "the model has no MLA attention, and FlashMLA does no other"),
 ]
 OF_BOTH: list[tuple[dict[str, Any], str]] = [
-    ({"device": "cpu", "capability": None}, "sm_80 or later, and this is cpu with no CUDA device"),
+    ({"device": "cpu", "capability": None}, "sm_80 or later, and this is cpu with no NVIDIA GPU"),
     ({"capability": (7, 5)}, "sm_80 or later, and this is cuda with sm_75"),
+    ({"model_dtype": "float16"}, "the KV cache is bfloat16 and the model computes in float16"),
     ({"cache_dtype": "float8_e5m2"}, "the KV cache is float8_e5m2, and portable reads bfloat16"),
     ({"cache_dtype": "float8_e4m3fn", "capability": (8, 0)}, "an fp8 KV cache needs sm_89"),
 ]

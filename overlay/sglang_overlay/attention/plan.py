@@ -95,7 +95,7 @@ class VerifyPlan:
         if requests > self.sizes.max_requests:
             raise ValueError(
                 f"requests: got {requests}, needed at most {self.sizes.max_requests}; "
-                "build the plan for the largest batch"
+                "start the server with a larger --max-running-requests"
             )
         if (step.parents is None) == (step.full_mask is None):
             raise ValueError("topology: needed exactly one of parents and full_mask")

@@ -93,10 +93,26 @@ class PortableEngine:
     def run(
         self, query: torch.Tensor, cache: torch.Tensor, softmax_scale: float, cache_scale: float
     ) -> PrefixParts:
-        """Return the attention of every part, to be combined by `tree_merge.merge_tree`."""
+        """Return the attention of every part, to be combined by `tree_merge.merge_tree`.
+
+        Raises:
+            ValueError: the query has another number of rows than was planned for, or the cache is
+                neither of its type nor fp8.
+
+        """
         tokens, heads, _ = query.shape
         requests = self._lengths.shape[0]
-        nodes = tokens // requests
+        nodes = self._rows // heads
+        if tokens != requests * nodes:
+            raise ValueError(
+                f"query: got {tokens} tokens, needed {requests} requests × {nodes} nodes; pass the "
+                "rows of the step that was planned"
+            )
+        if cache.dtype not in (query.dtype, _FP8):
+            raise ValueError(
+                f"cache: got {cache.dtype}, needed the query's {query.dtype} or {_FP8}; start the "
+                "server with --kv-cache-dtype auto"
+            )
         rows_of = cache.view(-1, KEY_DIM)
         part_out, part_lse = self._parts.buffers()
         tensors = (

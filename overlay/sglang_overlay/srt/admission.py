@@ -75,7 +75,9 @@ def admit_runner(model_runner: Any) -> None:
     if model_runner.tp_rank == 0:
         logger.info("%s", identity.line())
         logger.info("%s", choice.line())
-    ranks.compare(model_runner.tp_group, identity)
+    if not upstream.joins_serving_ranks(server_args):
+        # Ranks that serve already would not answer.
+        ranks.compare(model_runner.tp_group, identity)
     _, chosen_by = upstream.verify_backend_name(server_args)
     _enforce(verdict, chosen_by=chosen_by, traits=traits, device=server_args.device)
     if drafts is not None and choice.runs_adapter:

@@ -15,13 +15,14 @@ from sglang_overlay.verify_engine import BACKENDS, MAX_WIDTH, TRITON_BACKEND, Fa
 
 def facts_by_name(server_args: Any, drafts: Drafts, class_name: str) -> Facts:
     """Return what the resolved arguments say, where verify will run on ``class_name``."""
-    dtype = server_args.kv_cache_dtype
+    cache = server_args.kv_cache_dtype
     return Facts(
         backends=(class_name,),
         device=server_args.device,
         capability=capability_of(server_args.device),
         page_size=server_args.page_size,
-        cache_dtype=upstream.CACHE_DTYPES.get(dtype, dtype),
+        cache_dtype=upstream.CACHE_DTYPES.get(cache, cache),
+        model_dtype=upstream.MODEL_DTYPES.get(server_args.dtype, server_args.dtype),
         mla=server_args.use_mla_backend(),
         **_common(server_args, drafts),
     )
@@ -40,6 +41,7 @@ def facts_by_object(model_runner: Any, drafts: Drafts | None) -> Facts:
         capability=capability_of(server_args.device),
         page_size=server_args.page_size,
         cache_dtype=str(model_runner.kv_cache_dtype).removeprefix("torch."),
+        model_dtype=str(model_runner.dtype).removeprefix("torch."),
         mla=bool(model_runner.use_mla_backend),
         row_width=upstream.row_width(model_runner.token_to_kv_pool) if ours else None,
         odd_layer=_odd_layer(model_runner, names[0]) if ours else None,
@@ -53,11 +55,16 @@ def counts_rows(model_runner: Any) -> bool:
 
 
 def capability_of(device: str) -> tuple[int, int] | None:
-    """Return the compute capability of the current GPU, or None where ``device`` is no CUDA one."""
+    """Return the compute capability of the current GPU, or None where it is not NVIDIA's.
+
+    An AMD GPU goes by the name of ``cuda`` too, and has numbers that mean something else.
+    """
     if device != "cuda":
         return None
     import torch
 
+    if torch.version.hip is not None:
+        return None
     major, minor = torch.cuda.get_device_capability()
     return major, minor
 

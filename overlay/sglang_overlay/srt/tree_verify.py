@@ -7,6 +7,7 @@ would be replayed for every later tree.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,6 +41,10 @@ class TreeVerify:
         self.adapter = adapter
         self.drafts = drafts
         self.steps = 0
+        # --enable-torch-compile would trace what only launches kernels, and compile it anew at
+        # every call, for the count of launches. SGLang keeps its own kernels out likewise.
+        self.attend: Callable[..., torch.Tensor] = torch.compiler.disable(self._attend)
+        self._tokens = 0
         self._req_to_token = req_to_token
         self._heads = heads
         chain = torch.arange(-1, sizes.nodes - 1, dtype=torch.int32, device=req_to_token.device)
@@ -72,9 +77,10 @@ class TreeVerify:
             ),
             self._heads,
         )
+        self._tokens = request_rows.shape[0] * self.adapter.plan.sizes.nodes
         self.steps += 1
 
-    def attend(
+    def _attend(
         self,
         query: torch.Tensor,
         key: torch.Tensor | None,
@@ -88,7 +94,8 @@ class TreeVerify:
 
         ``query`` [tokens, heads × width] or [tokens, heads, width]; ``key`` and ``value`` [tokens,
         KV heads, width], or both None where the rows are in the cache already. With MLA there is
-        one KV head, 576 wide for queries and keys and 512 for values.
+        one KV head, 576 wide for queries and keys and 512 for values. Tokens behind those of the
+        step's requests, which fill an eager batch up under DP attention, get zeros.
 
         Raises:
             ValueError: the layer has attention sinks, which the merge leaves out.
@@ -102,19 +109,18 @@ class TreeVerify:
         if key is not None and save_kv_cache:
             pool.set_kv_buffer(layer, slots, key, value)
         heads = query.view(-1, layer.tp_q_head_num, layer.head_dim)
+        spare = heads.shape[0] - self._tokens
+        heads, slots = heads[: self._tokens], slots[: self._tokens]
+        # The pool casts keys to fp8 as they are. Where a backend divides them by the layer's
+        # k_scale before, a scale other than 1 keeps SGLang's own verify (see `selection`).
         if isinstance(self.adapter, GroupedVerifier):
             cache = pool.get_kv_buffer(layer.layer_id)
             out = self.adapter.attend(heads, cache, slots, softmax_scale=layer.scaling)
-            return out.view(-1, layer.tp_q_head_num * layer.v_head_dim)
-        out = self.adapter.attend(
-            heads,
-            pool.get_key_buffer(layer.layer_id),
-            slots,
-            # The pool casts keys to fp8 as they are. Where a backend divides them by the layer's
-            # k_scale before, a scale other than 1 keeps SGLang's own verify (see `selection`).
-            softmax_scale=layer.scaling,
-        )
-        return out.view(-1, layer.tp_q_head_num * layer.v_head_dim)
+        else:
+            keys = pool.get_key_buffer(layer.layer_id)
+            out = self.adapter.attend(heads, keys, slots, softmax_scale=layer.scaling)
+        out = out.view(-1, layer.tp_q_head_num * layer.v_head_dim)
+        return out if spare <= 0 else torch.cat([out, out.new_zeros(spare, out.shape[1])])
 
     def _topology(
         self, spec_info: Any, requests: int

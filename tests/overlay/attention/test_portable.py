@@ -125,3 +125,14 @@ def test_one_engine_serves_steps_of_every_kind_in_turn() -> None:
 def test_cache_scale_and_strided_query() -> None:
     case = make_case([50, 7], ["random", "star"], nodes=5, heads=3, strided=True, cache_scale=0.4)
     check(adapter_for(5, 3), case)
+
+
+def test_rows_of_another_step_and_a_cache_of_another_type_are_refused_before_any_launch() -> None:
+    """A kernel would read queries behind the end, or one type's bits as another's."""
+    adapter = adapter_for(4, 2)
+    case = make_case([70, 3], ["chain", "random"], 4, 2)
+    adapter.prepare(case.step, 2)
+    with pytest.raises(ValueError, match="query: got 10 tokens, needed 2 requests × 4 nodes"):
+        adapter.engine.run(torch.zeros(10, 2, 576), case.cache, SCALE, 1.0)
+    with pytest.raises(ValueError, match=r"cache: got torch\.float32, needed the query's"):
+        adapter.engine.run(case.query.half(), case.cache, SCALE, 1.0)

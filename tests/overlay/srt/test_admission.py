@@ -7,9 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from sglang_overlay import mask_table, switches, upstream
 from sglang_overlay.mask_policy import Drafts, DroppedMaskError
-from sglang_overlay.srt import admission, selection, verify_backend
+from sglang_overlay.srt import admission, ranks, selection, verify_backend
 from sglang_overlay.srt.ddtree.validation import UnsupportedServerError
 from sglang_overlay.switches import Switches
 from sglang_overlay.verify_engine import ImpossibleVerifyError
@@ -37,6 +38,7 @@ def arguments(algorithm: str | None, attention: str, **changes: Any) -> Any:
         "device": "cuda",
         "mla": True,
         "kv_cache_dtype": "auto",
+        "dtype": "auto",
         "speculative_num_draft_tokens": 16,
         "enable_deterministic_inference": False,
         "enable_two_batch_overlap": False,
@@ -123,6 +125,7 @@ def runner(args: Any, attn_backend: Any) -> Any:
         attn_backend=attn_backend,
         use_mla_backend=args.mla,
         kv_cache_dtype="torch.bfloat16",
+        dtype="torch.bfloat16",
         model=[layer(0), layer(1)],
         token_to_kv_pool=SimpleNamespace(kv_cache_dim=576),
         tp_rank=0,
@@ -392,6 +395,28 @@ def test_a_class_that_only_has_the_name_runs_no_adapter(monkeypatch: pytest.Monk
     args = arguments("DFLASH", "flashmla", page_size=64)
     with pytest.raises(ImpossibleVerifyError, match=r"verify runs on elsewhere\.FlashMLABackend"):
         admission.admit_runner(runner(args, double))
+
+
+def test_an_amd_gpu_has_no_capability_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes by the name of cuda, and its numbers look like a Hopper GPU's."""
+    monkeypatch.undo()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert selection.capability_of("cuda") == (9, 0)
+    assert selection.capability_of("cpu") is None
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    assert selection.capability_of("cuda") is None
+
+
+@pytest.mark.parametrize(("rejoins", "compared"), [(True, 0), (False, 1)])
+def test_a_rank_that_rejoins_a_serving_group_does_not_wait_for_it(
+    rejoins: bool, compared: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(ranks, "compare", lambda group, identity: asked.append(group))
+    args = arguments(None, "triton", elastic_ep_rejoin=rejoins)
+    admission.admit_runner(runner(args, triton()))
+    assert len(asked) == compared
 
 
 def drafting_trees(attention: str, **changes: Any) -> Any:

@@ -14,6 +14,7 @@ from sglang_overlay.srt import tree_verify, verify_hooks
 from sglang_overlay.switches import Switches
 
 NODES = 4
+SLOTS = torch.arange(14)
 VERIFY = SimpleNamespace(is_target_verify=lambda: True)
 DECODE = SimpleNamespace(is_target_verify=lambda: False)
 
@@ -32,7 +33,7 @@ class Adapter:
 
     def attend(self, query: Any, cache: Any, slots: Any, **scales: float) -> Any:
         self.attended = (tuple(query.shape), cache, slots, scales)
-        return torch.zeros(query.shape[0], query.shape[1], 512)
+        return torch.ones(query.shape[0], query.shape[1], 512)
 
 
 def backend_with_adapter(algorithm: str = "DFLASH", width: int = 1) -> tuple[Any, Adapter]:
@@ -69,14 +70,14 @@ def call(hook: str, backend: Any, mode: Any, spec: Any = None) -> Any:
         return decorated(backend, 3, rows, lens, 40, None, mode, spec, seq_lens_cpu=lens)
     batch = SimpleNamespace(
         forward_mode=mode,
-        out_cache_loc="slots",
+        out_cache_loc=SLOTS,
         token_to_kv_pool=SimpleNamespace(
             set_kv_buffer=lambda *stored: backend.__dict__.update(stored=stored),
             get_key_buffer=lambda layer_id: f"cache {layer_id}",
         ),
     )
     layer = SimpleNamespace(tp_q_head_num=2, head_dim=576, v_head_dim=512, layer_id=5, scaling=0.1)
-    return decorated(backend, torch.zeros(12, 2 * 576), "k", "v", layer, batch)
+    return decorated(backend, torch.zeros(SLOTS.numel(), 2 * 576), "k", "v", layer, batch)
 
 
 HOOKS = ("eager_metadata", "capture_metadata", "replay_metadata", "forward_extend")
@@ -191,12 +192,35 @@ def test_a_tree_that_does_not_fit_is_refused(spec: Any, message: str) -> None:
     assert adapter.steps == []
 
 
-def test_forward_stores_the_rows_and_attends() -> None:
+def test_forward_stores_the_rows_and_attends_to_those_of_the_step() -> None:
+    """Under DP attention SGLang fills the tokens of an eager batch up behind its requests."""
     backend, adapter = backend_with_adapter()
+    call("eager_metadata", backend, VERIFY, drafted())
     out = call("forward_extend", backend, VERIFY)
-    assert tuple(out.shape) == (12, 2 * 512)
-    assert backend.stored[1:] == ("slots", "k", "v")
-    assert adapter.attended == ((12, 2, 576), "cache 5", "slots", {"softmax_scale": 0.1})
+    assert tuple(out.shape) == (14, 2 * 512)
+    assert out.sum(1).tolist() == [1024] * 12 + [0] * 2
+    assert backend.stored[1:] == (SLOTS, "k", "v")
+    shape, cache, slots, scales = adapter.attended
+    assert (shape, cache, scales) == ((12, 2, 576), "cache 5", {"softmax_scale": 0.1})
+    assert slots.tolist() == list(range(12))
+
+
+def test_a_compiled_model_runs_the_adapter_untraced() -> None:
+    """--enable-torch-compile: the count of launches would make Dynamo compile every call anew."""
+    backend, adapter = backend_with_adapter()
+    traced: list[bool] = []
+    attend = adapter.attend
+
+    def watched(*given: Any, **scales: float) -> Any:
+        traced.append(torch.compiler.is_compiling())
+        return attend(*given, **scales)
+
+    adapter.attend = watched  # type: ignore[method-assign]
+    call("eager_metadata", backend, VERIFY, drafted())
+    compiled = torch.compile(lambda: call("forward_extend", backend, VERIFY), backend="eager")
+    for _ in range(3):
+        compiled()
+    assert traced == [False] * 3
 
 
 def test_the_counter_counts_prepared_steps() -> None:

@@ -15,6 +15,7 @@ from sglang_overlay.srt.ddtree import attention
 def arguments(**changes: Any) -> Any:
     fields: dict[str, Any] = {
         "speculative_num_draft_tokens": None,
+        "dtype": "auto",
         "kv_cache_dtype": "auto",
         "device": "cuda",
         "page_size": None,
