@@ -52,19 +52,31 @@ def nothing(survey: Survey) -> Plan:
     return Plan(actions=tuple(note(report, Verb.KEEP, report.digest) for report in reports))
 
 
-def removal(path: Path) -> Change:
-    """Return the change that removes what stands at ``path`` now."""
-    return Change(target=path, expect=files.digest_path(path))
+def removal(path: Path, *, found: str | None = None) -> Change:
+    """Return the change that removes what stands at ``path`` now.
+
+    ``found`` is, here and below, what the file at ``path`` hashes to, if that was found out.
+    """
+    return Change(target=path, expect=files.digest_path(path, content=found), after=None)
 
 
-def restoration(path: Path, original: Path) -> Change:
-    """Return the change that puts the kept ``original`` back at ``path``."""
-    return Change(target=path, expect=files.digest_path(path), clone=original)
+def restoration(path: Path, original: Path, *, digest: str | None = None) -> Change:
+    """Return the change that puts the kept ``original``, of this ``digest``, back at ``path``."""
+    after = files.digest_path(original, content=digest)
+    return Change(target=path, expect=files.digest_path(path), after=after, clone=original)
 
 
-def writing(path: Path, content: bytes, *, like: Path) -> Change:
-    """Return the change that puts new ``content`` at ``path``."""
-    return Change(target=path, expect=files.digest_path(path), content=content, like=like)
+def writing(
+    path: Path, content: bytes, *, like: Path, digest: str | None = None, found: str | None = None
+) -> Change:
+    """Return the change that puts new ``content``, of this ``digest``, at ``path``."""
+    return Change(
+        target=path,
+        expect=files.digest_path(path, content=found),
+        after=digest or files.digest(content),
+        content=content,
+        like=like,
+    )
 
 
 def place(site: Site, path: str) -> Path:
@@ -74,13 +86,17 @@ def place(site: Site, path: str) -> Path:
 
 def relative(site: Site, path: Path) -> str:
     """Return ``path`` as it is recorded: the inverse of `place`."""
-    base = site.root if path.is_relative_to(site.root) else site.package_root
-    return path.relative_to(base).as_posix()
+    for base in map(str, site.bases):
+        if str(path) == base:
+            return "."
+        if str(path).startswith(f"{base}/"):
+            return str(path)[len(base) + 1 :]
+    raise AssertionError(f"{path} is outside of {site.bases}")
 
 
 def names(folder: Path) -> str:
     """Return a digest of the names in ``folder``."""
-    listed = "\0".join(sorted(entry.name for entry in os.scandir(folder)))
+    listed = "\0".join(sorted(os.listdir(folder)))
     return files.digest(listed.encode("utf-8", "surrogateescape"))
 
 
@@ -103,17 +119,17 @@ def check_access(site: Site, plan: Plan) -> None:
     """
     if not plan.changes:
         return
+    parents = {os.path.dirname(change.target): change.target for change in plan.changes}
     faults = [
         Fault(
             code="not-writable",
             message="cannot be written by this user",
-            path=str(folder),
+            path=folder,
             hint="Run this as the owner of the tree; patch a read-only image when it is built.",
         )
-        for folder in sorted({change.target.parent for change in plan.changes} | {*site.bases})
-        if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK)
+        for folder in sorted({*parents, *map(str, site.bases)})
+        if os.path.isdir(folder) and not os.access(folder, os.W_OK | os.X_OK)
     ]
-    parents = {change.target.parent: change.target for change in plan.changes}
     for hindrance in sorted({bounds.obstacle(one) for one in parents.values()} - {""}):
         faults.append(
             Fault(
@@ -123,6 +139,7 @@ def check_access(site: Site, plan: Plan) -> None:
                 hint="Put a folder of its own there, or take away what is in the way.",
             )
         )
+    there = [change for change in plan.changes if change.expect is not None]
     faults += [
         Fault(
             code="not-writable",
@@ -130,11 +147,11 @@ def check_access(site: Site, plan: Plan) -> None:
             path=str(change.target),
             hint="Take the attribute away (`chattr -i`), then run this again.",
         )
-        for change in plan.changes
+        for change in there
         if _is_immutable(change.target)
     ]
     user = os.geteuid()
-    strange = [c.target for c in plan.changes if user not in (0, _owner(c.target, user))]
+    strange = [c.target for c in there if user not in (0, _owner(c.target, user))]
     faults += [
         Fault(
             code="not-owner",

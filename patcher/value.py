@@ -30,15 +30,18 @@ class Value:
 
     fields: ClassVar[tuple[str, ...]] = ()
 
+    known: ClassVar[frozenset[str]] = frozenset()
+
     needed: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls) -> None:
         cls.fields = tuple(cls.__annotations__)
+        cls.known = frozenset(cls.fields)
         cls.needed = frozenset(name for name in cls.fields if name not in cls.__dict__)
 
     def __init__(self, **given: Any) -> None:
-        missing, unknown = self.needed.difference(given), set(given).difference(self.fields)
-        if missing or unknown:
+        if not self.needed <= given.keys() <= self.known:
+            missing, unknown = self.needed.difference(given), set(given).difference(self.fields)
             told = f"missing {sorted(missing)}, unknown {sorted(unknown)}"
             raise TypeError(f"{type(self).__name__}: {told}")
         self.__dict__.update(given)

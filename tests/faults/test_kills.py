@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -161,7 +160,7 @@ def _kill_recoveries(
 ) -> None:
     """Kill ``task`` at a few points from its commit on, then the run that recovers at each call."""
     calls = writing_calls(bench, task)
-    start = next(n for n, (one, two) in enumerate(pairwise(calls)) if _is_commit(one, two))
+    start = next(n for n, call in enumerate(calls) if call.name == "rename")  # of the journal
     later = calls[start + 1 :: max(1, (len(calls) - start) // firsts)]
     for number, first in enumerate(later):
         kill = first.fault(KILL)
@@ -177,10 +176,6 @@ def _kill_recoveries(
             bench.assert_importable(said)
             finish(bench, task, opposite=bool((number + at) % 2), said=said)
             injected["kills of a recovery"] += 1
-
-
-def _is_commit(one: Call, two: Call) -> bool:
-    return one.path.endswith("journal.draft") and two.name == "write"
 
 
 def _kill_undoings(bench: Bench, task: Task, injected: Counter[str], *, every: int) -> None:
