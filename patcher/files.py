@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # How many syncs wait for the disk at the same time: a journalling filesystem serves them together.
-AT_ONCE = 8
+AT_ONCE = 4
 
 # What `link(2)` says where hard links cannot be had: other filesystem, none supported, too many,
 # or not allowed to link a file that somebody else owns (fs.protected_hardlinks).

@@ -35,8 +35,9 @@ def test_kill_at_a_sample_of_calls(bench: Bench, injected: Counter[str]) -> None
 @pytest.mark.parametrize("opposite", [False, True], ids=["same", "opposite"])
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 def test_kill_at_every_call(
-    task: Task, opposite: bool, bench: Bench, injected: Counter[str]
+    task: Task, opposite: bool, small_bench: Bench, injected: Counter[str]
 ) -> None:
+    bench = small_bench
     calls = writing_calls(bench, task)
     for call in calls:
         kill_and_go_on(bench, task, [call.fault(KILL)], opposite=opposite)
@@ -56,8 +57,10 @@ def test_kill_the_recovery_at_a_sample_of_calls(bench: Bench, injected: Counter[
 
 @pytest.mark.full
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
-def test_kill_the_recovery_at_every_call(task: Task, bench: Bench, injected: Counter[str]) -> None:
-    _kill_recoveries(bench, task, injected, firsts=6, every=1)
+def test_kill_the_recovery_at_every_call(
+    task: Task, small_bench: Bench, injected: Counter[str]
+) -> None:
+    _kill_recoveries(small_bench, task, injected, firsts=6, every=1)
 
 
 def test_kill_the_undoing_at_a_sample_of_calls(bench: Bench, injected: Counter[str]) -> None:
@@ -67,8 +70,10 @@ def test_kill_the_undoing_at_a_sample_of_calls(bench: Bench, injected: Counter[s
 
 @pytest.mark.full
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
-def test_kill_the_undoing_at_every_call(task: Task, bench: Bench, injected: Counter[str]) -> None:
-    _kill_undoings(bench, task, injected, every=1)
+def test_kill_the_undoing_at_every_call(
+    task: Task, small_bench: Bench, injected: Counter[str]
+) -> None:
+    _kill_undoings(small_bench, task, injected, every=1)
 
 
 def test_kill_at_random_times(bench: Bench, injected: Counter[str]) -> None:
@@ -84,9 +89,10 @@ def test_kill_at_random_times_500(bench: Bench, injected: Counter[str]) -> None:
     "every", [100, pytest.param(1, marks=pytest.mark.full)], ids=["sample", "all"]
 )
 def test_kill_on_an_editable_install(
-    every: int, tmp_path: Path, bench: Bench, injected: Counter[str]
+    every: int, tmp_path: Path, small_bench: Bench, injected: Counter[str]
 ) -> None:
     """The package lies in another folder, which has a staging folder of its own."""
+    bench = small_bench
     site = editable_site(tmp_path)
     pristine = snapshot(tmp_path)
     for number, verb in enumerate(([], ["--revert"])):

@@ -37,9 +37,10 @@ def test_error_at_a_sample_of_calls(bench: Bench, injected: Counter[str]) -> Non
 @pytest.mark.parametrize("first_error", range(len(ERRORS)), ids=ERRORS)
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 def test_error_at_every_call(
-    task: Task, first_error: int, bench: Bench, injected: Counter[str]
+    task: Task, first_error: int, small_bench: Bench, injected: Counter[str]
 ) -> None:
-    _fail_each(bench, task, writing_calls(bench, task), injected, first_error=first_error)
+    calls = writing_calls(small_bench, task)
+    _fail_each(small_bench, task, calls, injected, first_error=first_error)
 
 
 def test_lasting_error_from_a_sample_of_calls(bench: Bench, injected: Counter[str]) -> None:
@@ -50,9 +51,11 @@ def test_lasting_error_from_a_sample_of_calls(bench: Bench, injected: Counter[st
 
 @pytest.mark.full
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
-def test_lasting_error_from_every_call(task: Task, bench: Bench, injected: Counter[str]) -> None:
-    calls = writing_calls(bench, task)
-    _fail_each(bench, task, calls, injected, first_error=0, lasting=True)
+def test_lasting_error_from_every_call(
+    task: Task, small_bench: Bench, injected: Counter[str]
+) -> None:
+    calls = writing_calls(small_bench, task)
+    _fail_each(small_bench, task, calls, injected, first_error=0, lasting=True)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ in a shell.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import os
 import signal
@@ -25,6 +26,11 @@ def main() -> None:
     """Serve until stdin ends."""
     sys.path.insert(0, sys.argv[1])
     import apply as program
+
+    # What a changing run loads when it is needed: here once, not in each of thousands of children.
+    for name in ("application", "diff", "engine", "processes", "reversal", "transaction"):
+        importlib.import_module(f"patcher.{name}")
+    importlib.import_module("unidiff")
 
     requests = sys.stdin
     for line in requests:
