@@ -85,8 +85,18 @@ def digest_content(path: str | Path) -> str | None:
 
 def read(path: str | Path) -> bytes:
     """Return the content of the file at ``path``."""
-    with open(path, "rb", buffering=0) as stream:
-        return stream.read()
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(descriptor).st_size
+        content = os.read(descriptor, size + 1)
+        while len(content) != size:  # what grows, or has no size, as in /proc
+            more = os.read(descriptor, 1 << 16)
+            if not more:
+                break
+            content += more
+        return content
+    finally:
+        os.close(descriptor)
 
 
 def clone(source: str | Path, target: str | Path) -> None:

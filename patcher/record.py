@@ -49,23 +49,22 @@ def edit(content: bytes, *, put: Mapping[str, str], drop: Iterable[str] = ()) ->
     """Return RECORD with the rows in ``put`` (path → row) replaced or appended, some dropped."""
     end = b"\r" if b"\r\n" in content else b""
     gone = set(drop)
-    affected = {_encoded(path) for path in (*put, *gone)}
+    # Other paths may have the same key: that of a quoted path ends at its first comma.
+    affected = {_encoded(_quoted(p)).partition(b",")[0].strip(b'"') for p in (*put, *gone)}
     # Not splitlines(): a path may hold characters that it takes for line ends.
-    lines = content.removesuffix(b"\n").split(b"\n") if content else []
-    seen, dropped = set(), set()
-    # Of thousands of rows only these few are taken apart: the quoted ones, of which there is hardly
-    # any, and those of the paths in question.
-    heads = [line.partition(b",")[0] for line in lines]
-    for number in [n for n, head in enumerate(heads) if head in affected or head[:1] == b'"']:
-        path = _path(lines[number])
+    lines: list[bytes | None] = [*content.removesuffix(b"\n").split(b"\n")] if content else []
+    seen = set()
+    # Of thousands of rows only these few are taken apart.
+    keys = [line and line.partition(b",")[0].strip(b'"') for line in lines]
+    for number in [n for n, key in enumerate(keys) if key in affected]:
+        path = _path(lines[number] or b"")
         seen.add(path)
         if path in gone:
-            dropped.add(number)
+            lines[number] = None
         elif path in put:
             lines[number] = _encoded(put[path]) + end
-    lines = [line for number, line in enumerate(lines) if number not in dropped]
     lines += [_encoded(row) + end for path, row in put.items() if path not in seen]
-    return b"\n".join([*lines, b""])
+    return b"\n".join([*(line for line in lines if line is not None), b""])
 
 
 def _has(content: bytes, row: bytes) -> bool:

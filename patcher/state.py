@@ -7,6 +7,7 @@ tried with a reverse dry run, and nothing is written here.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -103,9 +104,9 @@ class Survey(Value):
         digests |= self.receipt.originals()
         wanted = {record.bare_row(receipts.PATH): receipts.PATH}
         for path, digest in digests.items():
-            place = f"{self.site.root}/{path}"
-            if digest is not None and os.path.isfile(place):
-                wanted[record.row_of(path, digest, os.stat(place).st_size)] = path
+            size = _size(f"{self.site.root}/{path}")
+            if digest is not None and size is not None:
+                wanted[record.row_of(path, digest, size)] = path
         return tuple(wanted[row] for row in record.gaps(self.site.record.read_bytes(), wanted))
 
     def strangers(self) -> list[FileReport]:
@@ -181,6 +182,15 @@ def _stale(source: str) -> list[Path]:
         return []
     content = files.read(source)
     return [pyc for pyc in pycs if bytecode.outvotes(pyc, content)]
+
+
+def _size(path: str) -> int | None:
+    """Return the size of the file at ``path``, None where there is none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
 def _links(path: str) -> int:

@@ -215,9 +215,8 @@ def _stage(
         # That the new file is as planned shows at the end of `_act`.
         steps.append(_Step(base=base, path=path, before=before, after=change.after))
     folders: list[str] = []
-    for change in changes:
-        if change.content is not None or change.clone is not None:
-            _missing_folders(os.path.dirname(change.target), folders)
+    for folder in dict.fromkeys(os.path.dirname(c.target) for c in changes if c.after is not None):
+        _missing_folders(folder, folders)
     return replace(
         journal,
         steps=tuple(steps),
