@@ -182,7 +182,7 @@ class _Application:
         return put, gone
 
     def _drop_compiled(self, path: str) -> list[Change]:
-        return [plan.removal(pyc) for pyc in bytecode.beside(self.site.root / path)]
+        return [plan.removal(pyc) for pyc in bytecode.beside(f"{self.site.root}/{path}")]
 
     def _hooks(
         self, originals: Mapping[str, Path], rendered: Mapping[str, bytes]

@@ -56,9 +56,12 @@ def find(site: Site) -> tuple[Process, ...]:
 
 def _examine(pid: int, site: Site, booted: float) -> Process | None:
     try:
-        words = read(f"{_PROC}/{pid}/cmdline").decode("utf-8", "replace").split("\0")
+        line = read(f"{_PROC}/{pid}/cmdline")
+        if b"sglang" not in line:
+            return None
+        words = line.decode("utf-8", "replace").split("\0")
         title = " ".join(words).strip()
-        if "sglang" not in title or not words[0]:
+        if not words[0]:
             return None
         folder = Path(f"{_PROC}/{pid}")
         started_at = booted + _start_ticks(folder) / os.sysconf("SC_CLK_TCK")

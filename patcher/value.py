@@ -69,6 +69,8 @@ def replace(value: _Kind, **changes: Any) -> _Kind:
 
 def plain(value: object) -> Any:
     """Return ``value`` with each `Value` in it as a dict of its fields, ready for JSON."""
+    if value is None or isinstance(value, (str, int, float)):
+        return value  # first, since most are
     if isinstance(value, Value):
         return {name: plain(getattr(value, name)) for name in value.fields}
     if isinstance(value, Mapping):
