@@ -3,8 +3,8 @@
 Every figure is the median of whole processes, interleaved in one run so that load falls on all of
 them alike. The sites are what pip installs of the real wheel. There are several, in the cache: to
 make a file, an ext4 without a journal passes over all that was deleted near it in the last minutes,
-up to 0.25 ms a file in a busy /tmp or in a site that is patched and reverted over and over. The
-growth is measured with synthetic series over 10, 100 and 1,000 files. Writes
+up to 0.25 ms a file in a busy /tmp, in a site that is patched and reverted over and over, or where
+this script ran just before. What a new file costs here is on the page. The growth is measured with synthetic series over 10, 100 and 1,000 files. Writes
 benchmarks/results/engine-speed-DATE.{json,md}.
 
 Where others keep the processors busy, run it with `chrt --rr 5`: the wall times are then those of a
@@ -77,6 +77,15 @@ def side_by_side(*sites: Path) -> tuple[dict[str, float], dict[str, float]]:
     return wall, {name: statistics.median(c for _, c in taken) for name, taken in times.items()}
 
 
+def microseconds_to_make_a_file(folder: Path) -> float:
+    """Return the CPU time that a new, empty file in a new folder in ``folder`` takes."""
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        before = time.process_time()
+        for number in range(100):
+            (Path(scratch) / str(number)).touch()
+        return (time.process_time() - before) * 1e4
+
+
 def synthetic(folder: Path, count: int) -> tuple[Path, Path]:
     """Make a product whose series changes ``count`` files, and a site that it fits."""
     product, site = folder / "product", folder / "site-packages"
@@ -140,6 +149,7 @@ def table(result: dict[str, object]) -> str:
         f"sglang {RELEASE} as pip installs it; medians of {REPEATS} interleaved runs, under a",
         f"load of {result['load']:.1f} (a disk that others write to makes each sync slower)"
         f"{', with real-time priority' if result['real_time'] else ''}.",
+        f"A new file takes {result['file_microseconds']:.0f} µs where the sites are.",
         "",
     ]
     lines += ["| command | ms | ÷ `import click, unidiff` | limit | CPU ms | ÷ |"]
@@ -160,7 +170,9 @@ def main() -> None:
     """Measure, print the page and write it beside this script."""
     with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
         folders = [Path(scratch) / str(number) / "site-packages" for number in range(SITES)]
-        times, used = side_by_side(*(pip_site(RELEASE, folder) for folder in folders))
+        sites = [pip_site(RELEASE, folder) for folder in folders]
+        making = statistics.median(microseconds_to_make_a_file(site) for site in sites)
+        times, used = side_by_side(*sites)
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     result: dict[str, object] = {
         "date": today,
@@ -171,6 +183,7 @@ def main() -> None:
         "seconds": times,
         "cpu_seconds": used,
         "load": os.getloadavg()[0],
+        "file_microseconds": making,
         "real_time": os.sched_getscheduler(0) != os.SCHED_OTHER,
         "growth": {str(count): growth(count) for count in (10, 100, 1000)},
     }

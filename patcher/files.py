@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # How many syncs wait for the disk at the same time: a journalling filesystem serves them together.
 AT_ONCE = 4
 
+_PIECE = 1 << 16
 # What `link(2)` says where hard links cannot be had: other filesystem, none supported, too many,
 # or not allowed to link a file that somebody else owns (fs.protected_hardlinks).
 _NO_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EACCES}
@@ -88,9 +89,9 @@ def read(path: str | Path) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size = os.fstat(descriptor).st_size
-        content = os.read(descriptor, size + 1)
+        content = os.read(descriptor, size + 1 if size else _PIECE)
         while len(content) != size:  # what grows, or has no size, as in /proc
-            more = os.read(descriptor, 1 << 16)
+            more = os.read(descriptor, _PIECE)
             if not more:
                 break
             content += more
