@@ -5,7 +5,9 @@ them alike. The sites are what pip installs of the real wheel. There are several
 make a file, an ext4 without a journal passes over all that was deleted near it in the last minutes,
 up to 0.25 ms a file in a busy /tmp, in a site that is patched and reverted over and over, or where
 this script ran just before. What a new file costs here is on the page. The growth is measured with
-synthetic series over 10, 100 and 1,000 files. Writes benchmarks/results/engine-speed-DATE.{json,md}.
+synthetic series over 10, 100 and 1,000 files.
+
+Writes benchmarks/results/engine-speed-DATE.{json,md}.
 
 Where others keep the processors busy, run it with `chrt --rr 5`: the wall times are then those of a
 machine with a processor to spare, and the page says so.
