@@ -120,7 +120,24 @@ def test_a_second_apply_needs_no_right_to_write() -> None:
         found = {row["code"] for row in json.loads(refused.stdout)["errors"]}
         assert found
         assert found <= {"not-owner", "not-writable"}
+        told = users.run(product, "apply.py", "--target", str(site), "--revert")
+        assert "chattr" not in told.stderr, "that is a hint to somebody who owns the file"
+        assert len(told.stderr.splitlines()) <= 2 * len(found) + 2
         assert_identical(before, snapshot(site, folder_times=True))
+
+
+@pytest.mark.root
+def test_a_read_only_filesystem_is_named_as_such(tmp_path: Path) -> None:
+    site = slim_site(RELEASE, tmp_path / "site-packages")
+    subprocess.run(["mount", "--bind", site, site], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", site], check=True)
+        (error,) = answer("--target", str(site), code=1)["errors"]
+    finally:
+        subprocess.run(["umount", site], check=True)
+    assert (error["code"], error["path"]) == ("not-writable", str(site))
+    assert error["message"] == "is on a read-only filesystem"
+    assert "Remount" in error["hint"]
 
 
 @pytest.mark.parametrize(
