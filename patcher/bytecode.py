@@ -90,6 +90,6 @@ def _named(folder: str, source: str | Path) -> list[Path]:
         return []
     from pathlib import Path  # not for a glance
 
-    stem = os.path.basename(source).rpartition(".")[0]
+    stem = os.path.splitext(os.path.basename(source))[0]
     names = [n for n in os.listdir(folder) if n.startswith(f"{stem}.") and n.endswith(".pyc")]
     return [Path(f"{folder}/{name}") for name in sorted(names)]

@@ -188,7 +188,7 @@ def _size(path: str) -> int | None:
     """Return the size of the file at ``path``, None where there is none."""
     try:
         status = os.stat(path)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     return status.st_size if stat.S_ISREG(status.st_mode) else None
 
