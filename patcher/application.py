@@ -55,7 +55,8 @@ class _Application:
 
     def plan(self) -> Plan:
         originals = self._originals()
-        rendered = self._render(originals)
+        texts = {path: files.read(original) for path, original in originals.items()}
+        rendered = self._render(texts)
         modules, retired_modules = self._overlay()
         hooks, kept_files = self._hooks(originals, rendered)
         compiled, kept_bytecode = self._bytecode(hooks)
@@ -68,7 +69,7 @@ class _Application:
             applied_at=time.time(),
             files=kept_files,
             bytecode=kept_bytecode,
-            overlay={p: files.digest(c) for p, c in self.survey.source.overlay.items()},
+            overlay=self.survey.source.digests,
             record={},
             folders=self._folders(),
         )
@@ -93,7 +94,7 @@ class _Application:
                 *plan.outvoting((*modules, *hooks, *retired_hooks)),
                 *(pyc for pyc in self.survey.stale_bytecode if not self._is_inside(pyc)),
             ),
-            texts={path: (originals[path].read_bytes(), text) for path, text in rendered.items()},
+            texts={path: (texts[path], text) for path, text in rendered.items()},
             warnings=tuple(self._warnings()),
         )
 
@@ -136,9 +137,9 @@ class _Application:
             raise Refused(faults)
         return found
 
-    def _render(self, originals: Mapping[str, Path]) -> dict[str, bytes]:
+    def _render(self, originals: Mapping[str, bytes]) -> dict[str, bytes]:
         series = self.survey.source.series(self.manifest.family)
-        rendered = render(series, lambda path: originals[path].read_bytes())
+        rendered = render(series, originals.__getitem__)
         faults = [
             Fault(
                 code="source-damaged",
@@ -158,17 +159,18 @@ class _Application:
         reports = {report.path: report for report in self.survey.overlay}
         put: list[Change] = []
         for path, content in self.survey.source.overlay.items():
-            self.listed[path] = record.row(path, content)
+            after = self.survey.source.digests[path]
+            self.listed[path] = record.row_of(path, after, len(content))
             report = reports.pop(path, None) or FileReport(
                 path=path, state=FileState.MISSING, digest=None, links=0
             )
-            after = files.digest(content)
             if report.digest == after:
                 self.actions.append(note(report, Verb.KEEP, after))
                 continue
             verb = Verb.ADD if report.digest is None else Verb.REPLACE
             self.actions.append(note(report, verb, after))
-            put.append(plan.writing(self.site.root / path, content, like=self.like))
+            target = self.site.root / path
+            put.append(plan.writing(target, content, like=self.like, digest=after))
             put += self._drop_compiled(path)
         gone: list[Change] = []
         for path, report in reports.items():
@@ -180,7 +182,7 @@ class _Application:
         return put, gone
 
     def _drop_compiled(self, path: str) -> list[Change]:
-        return [plan.removal(pyc) for pyc in bytecode.beside(self.site.root / path)]
+        return [plan.removal(pyc) for pyc in bytecode.beside(f"{self.site.root}/{path}")]
 
     def _hooks(
         self, originals: Mapping[str, Path], rendered: Mapping[str, bytes]
@@ -193,22 +195,30 @@ class _Application:
             row = self.manifest.files[path]
             kept[path] = self._keep(path, originals[path], before=row.before, after=row.after)
             if not self.site.editable:
-                self.listed[path] = record.row(path, rendered[path])
+                self.listed[path] = record.row_of(path, row.after, len(rendered[path]))
             if report.digest == row.after:
                 self.actions.append(note(report, Verb.KEEP, row.after))
                 continue
             verb = Verb.PATCH if report.state is FileState.PRISTINE else Verb.REPLACE
             self.actions.append(note(report, verb, row.after))
             target = self.site.package_root / path
-            changes.append(plan.writing(target, rendered[path], like=originals[path]))
+            changes.append(
+                plan.writing(
+                    target,
+                    rendered[path],
+                    like=originals[path],
+                    digest=row.after,
+                    found=report.digest,
+                )
+            )
         return changes, kept
 
     def _keep(self, path: str, original: Path, *, before: str, after: str | None) -> Kept:
         """Keep ``original`` in the state folder, where it is not there yet."""
         name = receipts.original_name(path)
-        self.listed[name] = record.row(name, original.read_bytes())
+        self.listed[name] = record.row_of(name, before, original.stat().st_size)
         if original != self.site.root / name:
-            self.kept[path] = plan.restoration(self.site.root / name, original)
+            self.kept[path] = plan.restoration(self.site.root / name, original, digest=before)
         return Kept(before=before, after=after, original=name)
 
     def _bytecode(self, hooks: list[Change]) -> tuple[list[Change], dict[str, Kept]]:
@@ -219,18 +229,21 @@ class _Application:
             if files.digest_content(original) == row.before:
                 kept[name] = self._keep(name, original, before=row.before, after=None)
         pristine = {f.path for f in self.survey.files if f.state is FileState.PRISTINE}
-        dropped = [pyc for pyc in self.survey.stale_bytecode if self._is_inside(pyc)]
+        dropped: dict[Path, str | None] = {
+            pyc: None for pyc in self.survey.stale_bytecode if self._is_inside(pyc)
+        }
         for change in hooks:
-            pycs = bytecode.beside(change.target)
-            dropped += [pyc for pyc in pycs if pyc not in dropped]
-            if plan.relative(self.site, change.target) in pristine:
-                for pyc in pycs:
+            as_released = plan.relative(self.site, change.target) in pristine
+            for pyc in bytecode.beside(change.target):
+                dropped[pyc] = None
+                if as_released:
                     name = plan.relative(self.site, pyc)
-                    before = files.digest(pyc.read_bytes())
+                    dropped[pyc] = before = files.digest(files.read(pyc))
                     kept[name] = self._keep(name, pyc, before=before, after=None)
         # Those that an earlier apply dropped are listed again in the RECORD it kept.
         self.unlisted += [*kept, *(plan.relative(self.site, pyc) for pyc in dropped)]
-        return [plan.removal(pyc) for pyc in dropped], dict(sorted(kept.items()))
+        removals = [plan.removal(pyc, found=found) for pyc, found in dropped.items()]
+        return removals, dict(sorted(kept.items()))
 
     def _is_inside(self, path: Path) -> bool:
         return any(path.is_relative_to(base) for base in self.site.bases)
@@ -281,16 +294,19 @@ class _Application:
         clean, original = reversal.record_without_us(self.survey, name, now)
         kept_name = receipts.original_name(name)
         target = self.site.root / kept_name
+        found = files.digest(now)
+        before = found if clean == now else files.digest(clean)
         if original is None and clean == now:
-            self.kept[name] = plan.restoration(target, listing)
+            self.kept[name] = plan.restoration(target, listing, digest=before)
         elif original is None:
-            self.kept[name] = plan.writing(target, clean, like=listing)
+            self.kept[name] = plan.writing(target, clean, like=listing, digest=before)
         rows = {
             **dict(sorted(self.listed.items())),
-            kept_name: record.row(kept_name, clean),
+            kept_name: record.row_of(kept_name, before, len(clean)),
             receipts.PATH: record.bare_row(receipts.PATH),
         }
         after = record.edit(clean, put=rows, drop=self.unlisted)
-        kept = Kept(before=files.digest(clean), after=files.digest(after), original=kept_name)
-        changes = [] if after == now else [plan.writing(listing, after, like=listing)]
+        kept = Kept(before=before, after=files.digest(after), original=kept_name)
+        put = plan.writing(listing, after, like=listing, digest=kept.after, found=found)
+        changes = [] if after == now else [put]
         return changes, replace(receipt, record={name: kept})

@@ -6,6 +6,7 @@ program may run as root. No path of theirs, and no link on the way, may lead out
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,15 +29,15 @@ def plain(path: Any, *prefixes: str) -> str:
     return path
 
 
-def obstacle(path: Path) -> str:
+def obstacle(path: str | Path) -> str:
     """Return what keeps ``path`` from being a file of its own tree; nothing if all is well.
 
     Its folders must be folders, not links to others, as far as they exist.
     """
-    for folder in path.parents:
-        if folder.is_symlink() or folder.exists():
-            if not folder.is_dir():
-                return f"{folder} is in the way: it is not a folder"
-            found = folder.resolve()
-            return "" if found == folder else f"{folder} lies at {found}, behind a symbolic link"
-    return ""
+    folder = os.path.dirname(path)
+    while not os.path.lexists(folder):
+        folder = os.path.dirname(folder)
+    if not os.path.isdir(folder):
+        return f"{folder} is in the way: it is not a folder"
+    found = os.path.realpath(folder)
+    return "" if found == folder else f"{folder} lies at {found}, behind a symbolic link"

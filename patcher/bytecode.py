@@ -19,9 +19,9 @@ _HASHED = 0b01
 _CHECKED = 0b10
 
 
-def beside(source: Path) -> list[Path]:
+def beside(source: str | Path) -> list[Path]:
     """Return the pycs in the ``__pycache__`` next to ``source``, of every version and level."""
-    return _named(source.parent / "__pycache__", source)
+    return _named(f"{os.path.dirname(source)}/__pycache__", source)
 
 
 def belongs(pyc: Path, source: Path) -> bool:
@@ -29,14 +29,13 @@ def belongs(pyc: Path, source: Path) -> bool:
     return pyc.parent.parent == source.parent and pyc.name.partition(".")[0] == source.stem
 
 
-def in_prefix(source: Path) -> list[Path]:
+def in_prefix(source: str | Path) -> list[Path]:
     """Return the pycs of ``source`` below PYTHONPYCACHEPREFIX, where this run has one."""
     if sys.pycache_prefix is None:
         return []
-    import importlib.util  # hardly a host needs these two
-    from pathlib import Path
+    import importlib.util  # hardly a host needs it
 
-    return _named(Path(importlib.util.cache_from_source(str(source))).parent, source)
+    return _named(os.path.dirname(importlib.util.cache_from_source(str(source))), source)
 
 
 def outvotes(pyc: Path, source: bytes) -> bool:
@@ -86,7 +85,11 @@ def _header(pyc: Path) -> bytes:
         return b""
 
 
-def _named(folder: Path, source: Path) -> list[Path]:
-    if not folder.is_dir():
+def _named(folder: str, source: str | Path) -> list[Path]:
+    if not os.path.isdir(folder):
         return []
-    return sorted(folder.glob(f"{source.stem}.*.pyc"))
+    from pathlib import Path  # not for a glance
+
+    stem = os.path.splitext(os.path.basename(source))[0]
+    names = [n for n in os.listdir(folder) if n.startswith(f"{stem}.") and n.endswith(".pyc")]
+    return [Path(f"{folder}/{name}") for name in sorted(names)]

@@ -17,11 +17,13 @@ class Change(Value):
 
     ``content`` is written as a new file with the mode, owner and xattrs of ``like``; ``clone``
     names an existing file to be put there as it is; with neither, the path is removed.
-    ``expect`` is the digest that the plan saw at ``target`` (None: nothing there).
+    ``expect`` is the digest that the plan saw at ``target``, ``after`` the one that shall stand
+    there (None: nothing).
     """
 
     target: Path
     expect: str | None
+    after: str | None
     content: bytes | None = None
     clone: Path | None = None
     like: Path | None = None

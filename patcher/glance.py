@@ -13,10 +13,10 @@ import stat
 import sys
 from collections.abc import Iterator
 
-from patcher import bytecode, lock, manifest, receipt, record, states
+from patcher import bytecode, lock, manifest, product, receipt, record, states
 from patcher.change import Verb, note
 from patcher.errors import Refused
-from patcher.files import digest
+from patcher.files import digest, read
 from patcher.manifest import Manifest
 from patcher.receipt import PACKAGE, Receipt
 from patcher.report import Outcome
@@ -52,8 +52,9 @@ class _Glance:
 
     def __init__(self, root: str) -> None:
         self.root = root
-        self.overlay = dict(sorted(_modules(f"{_PRODUCT}/overlay/{PACKAGE}", PACKAGE)))
-        self.manifests = [*_manifests()]
+        _expect(os.path.isfile(f"{root}/{receipt.PATH}"))  # before anything else is read
+        self.overlay = product.overlay(_PRODUCT)
+        self.manifests = product.manifests(_PRODUCT)
         self.digests = {path: digest(content) for path, content in self.overlay.items()}
 
     def outcome(self, command: str) -> Outcome:
@@ -91,8 +92,7 @@ class _Glance:
     def _receipt(self) -> Receipt:
         """Return the receipt of this very overlay."""
         place = f"{self.root}/{receipt.PATH}"
-        _expect(os.path.isfile(place))
-        applied = receipt.parse(_read(place), origin=place)
+        applied = receipt.parse(read(place), origin=place)
         own = manifest.overlay_version(self.overlay.get(f"{PACKAGE}/__init__.py", b""))
         _expect(own is not None and applied.overlay_version == own)
         _expect(applied.fingerprint == manifest.fingerprint(self.manifests, self.digests))
@@ -119,7 +119,7 @@ class _Glance:
         """Yield the overlay's modules, which must be those of this product."""
         for path, content in self.overlay.items():
             place = f"{self.root}/{path}"
-            _expect(stat.S_ISREG(os.lstat(place).st_mode) and _read(place) == content)
+            _expect(stat.S_ISREG(os.lstat(place).st_mode) and read(place) == content)
             yield self._report(path, FileState.PATCHED, self.digests[path])
 
     def _expect_no_unchecked_bytecode(self, reports: list[FileReport]) -> None:
@@ -146,11 +146,11 @@ class _Glance:
         for path, sha256 in digests.items():
             if os.path.isfile(place := f"{self.root}/{path}"):
                 rows.append(record.row_of(path, sha256, os.stat(place).st_size))
-        _expect(not record.gaps(_read(f"{self.root}/{info}/RECORD"), rows))
+        _expect(not record.gaps(read(f"{self.root}/{info}/RECORD"), rows))
 
     def _digest(self, path: str) -> str | None:
         place = f"{self.root}/{path}"
-        return digest(_read(place)) if os.path.isfile(place) else None
+        return digest(read(place)) if os.path.isfile(place) else None
 
     def _report(self, path: str, state: FileState, sha256: str | None) -> FileReport:
         links = os.lstat(f"{self.root}/{path}").st_nlink
@@ -160,29 +160,3 @@ class _Glance:
 def _expect(fact: object) -> None:
     if not fact:
         raise _Unsure
-
-
-def _read(place: str) -> bytes:
-    with open(place, "rb", buffering=0) as stream:
-        return stream.read()
-
-
-def _modules(folder: str, prefix: str) -> Iterator[tuple[str, bytes]]:
-    """Yield path and content of the product's overlay modules, as `Source.overlay` has them."""
-    for name in os.listdir(folder):
-        place, path = f"{folder}/{name}", f"{prefix}/{name}"
-        if os.path.isdir(place):
-            if name != "__pycache__":
-                yield from _modules(place, path)
-        elif not name.endswith((".pyc", ".pyo")):
-            yield path, _read(place)
-
-
-def _manifests() -> Iterator[Manifest]:
-    """Yield the product's manifests, as `Source.manifests` has them."""
-    patches = f"{_PRODUCT}/patches"
-    for family in sorted(os.listdir(patches)):
-        folder = f"{patches}/{family}/manifests"
-        for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
-            if name.endswith(".json"):
-                yield manifest.parse(_read(f"{folder}/{name}"), origin=f"{folder}/{name}")

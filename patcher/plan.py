@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -52,19 +52,31 @@ def nothing(survey: Survey) -> Plan:
     return Plan(actions=tuple(note(report, Verb.KEEP, report.digest) for report in reports))
 
 
-def removal(path: Path) -> Change:
-    """Return the change that removes what stands at ``path`` now."""
-    return Change(target=path, expect=files.digest_path(path))
+def removal(path: Path, *, found: str | None = None) -> Change:
+    """Return the change that removes what stands at ``path`` now.
+
+    ``found`` is, here and below, what the file at ``path`` hashes to, if that was found out.
+    """
+    return Change(target=path, expect=files.digest_path(path, content=found), after=None)
 
 
-def restoration(path: Path, original: Path) -> Change:
-    """Return the change that puts the kept ``original`` back at ``path``."""
-    return Change(target=path, expect=files.digest_path(path), clone=original)
+def restoration(path: Path, original: Path, *, digest: str | None = None) -> Change:
+    """Return the change that puts the kept ``original``, of this ``digest``, back at ``path``."""
+    after = files.digest_path(original, content=digest)
+    return Change(target=path, expect=files.digest_path(path), after=after, clone=original)
 
 
-def writing(path: Path, content: bytes, *, like: Path) -> Change:
-    """Return the change that puts new ``content`` at ``path``."""
-    return Change(target=path, expect=files.digest_path(path), content=content, like=like)
+def writing(
+    path: Path, content: bytes, *, like: Path, digest: str | None = None, found: str | None = None
+) -> Change:
+    """Return the change that puts new ``content``, of this ``digest``, at ``path``."""
+    return Change(
+        target=path,
+        expect=files.digest_path(path, content=found),
+        after=digest or files.digest(content),
+        content=content,
+        like=like,
+    )
 
 
 def place(site: Site, path: str) -> Path:
@@ -74,13 +86,17 @@ def place(site: Site, path: str) -> Path:
 
 def relative(site: Site, path: Path) -> str:
     """Return ``path`` as it is recorded: the inverse of `place`."""
-    base = site.root if path.is_relative_to(site.root) else site.package_root
-    return path.relative_to(base).as_posix()
+    for base in map(str, site.bases):
+        if str(path) == base:
+            return "."
+        if str(path).startswith(f"{base}/"):
+            return str(path)[len(base) + 1 :]
+    raise AssertionError(f"{path} is outside of {site.bases}")
 
 
 def names(folder: Path) -> str:
     """Return a digest of the names in ``folder``."""
-    listed = "\0".join(sorted(entry.name for entry in os.scandir(folder)))
+    listed = "\0".join(sorted(os.listdir(folder)))
     return files.digest(listed.encode("utf-8", "surrogateescape"))
 
 
@@ -99,21 +115,27 @@ def check_access(site: Site, plan: Plan) -> None:
     """Refuse before anything is written if files cannot be replaced or space is short.
 
     Raises:
-        Refused: with every folder and file that this user cannot change as its owner would.
+        Refused: with each reason once, and the files and folders that it holds for.
     """
     if not plan.changes:
         return
-    faults = [
-        Fault(
-            code="not-writable",
-            message="cannot be written by this user",
-            path=str(folder),
-            hint="Run this as the owner of the tree; patch a read-only image when it is built.",
-        )
-        for folder in sorted({change.target.parent for change in plan.changes} | {*site.bases})
-        if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK)
+    sealed = [str(base) for base in site.bases if os.statvfs(base).f_flag & os.ST_RDONLY]
+    if sealed:
+        why = "is on a read-only filesystem"
+        hint = "Remount it, or patch the image when it is built."
+        raise Refused(_one_fault("not-writable", why, sealed, hint))
+    parents = {os.path.dirname(change.target): change.target for change in plan.changes}
+    closed = [
+        folder
+        for folder in sorted({*parents, *map(str, site.bases)})
+        if os.path.isdir(folder) and not os.access(folder, os.W_OK | os.X_OK)
     ]
-    parents = {change.target.parent: change.target for change in plan.changes}
+    faults = _one_fault(
+        "not-writable",
+        "cannot be written by this user",
+        closed,
+        "Run this as the owner of the tree; patch a read-only image when it is built.",
+    )
     for hindrance in sorted({bounds.obstacle(one) for one in parents.values()} - {""}):
         faults.append(
             Fault(
@@ -123,27 +145,20 @@ def check_access(site: Site, plan: Plan) -> None:
                 hint="Put a folder of its own there, or take away what is in the way.",
             )
         )
-    faults += [
-        Fault(
-            code="not-writable",
-            message="is immutable: not even its owner may replace it",
-            path=str(change.target),
-            hint="Take the attribute away (`chattr -i`), then run this again.",
-        )
-        for change in plan.changes
-        if _is_immutable(change.target)
-    ]
+    there = [str(change.target) for change in plan.changes if change.expect is not None]
+    faults += _one_fault(
+        "not-writable",
+        "is immutable: not even its owner may replace it",
+        [path for path in there if _is_immutable(path)],
+        "Take the attribute away (`chattr -i`), then run this again.",
+    )
     user = os.geteuid()
-    strange = [c.target for c in plan.changes if user not in (0, _owner(c.target, user))]
-    faults += [
-        Fault(
-            code="not-owner",
-            message="belongs to another user, who would lose it to this one",
-            path=str(path),
-            hint="Run this as the owner of the tree, or as root.",
-        )
-        for path in strange
-    ]
+    faults += _one_fault(
+        "not-owner",
+        "belongs to another user, who would lose it to this one",
+        [path for path in there if user not in (0, _owner(path, user))],
+        "Run this as the owner of the tree, or as root.",
+    )
     needed = sum(len(change.content or b"") + 4096 for change in plan.changes)
     room = os.statvfs(site.root)
     free = room.f_bavail * room.f_frsize
@@ -160,12 +175,26 @@ def check_access(site: Site, plan: Plan) -> None:
         raise Refused(faults)
 
 
-def _is_immutable(path: Path) -> bool:
-    """Tell whether the file's mode lets this user write and the system does not."""
-    if path.is_symlink() or not path.is_file() or os.access(path, os.W_OK):
+def _one_fault(code: str, message: str, paths: Sequence[str], hint: str) -> list[Fault]:
+    """Return one fault for all ``paths``, naming the others too; none if there are none.
+
+    A tree of another user would else take a hundred lines to say so.
+    """
+    if not paths:
+        return []
+    if len(paths) > 1:
+        message += f"; the same holds for {', '.join(paths[1:4])}"
+        message += f" and {len(paths) - 4} more" if len(paths) > 4 else ""
+    return [Fault(code=code, message=message, path=paths[0], hint=hint)]
+
+
+def _is_immutable(path: str) -> bool:
+    """Tell whether this user may write the file by its owner and mode, and the system says no."""
+    if os.path.islink(path) or not os.path.isfile(path) or os.access(path, os.W_OK):
         return False
-    return os.geteuid() == 0 or bool(path.stat().st_mode & 0o200)
+    user, status = os.geteuid(), os.stat(path)
+    return user == 0 or (user == status.st_uid and bool(status.st_mode & 0o200))
 
 
-def _owner(path: Path, default: int) -> int:
-    return path.lstat().st_uid if os.path.lexists(path) else default
+def _owner(path: str, default: int) -> int:
+    return os.lstat(path).st_uid if os.path.lexists(path) else default

@@ -12,10 +12,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from patcher.files import read
 from patcher.site import Site
 from patcher.value import Value
 
-_PROC = Path("/proc")
+_PROC = "/proc"
 _TITLE_LENGTH = 80
 
 
@@ -37,7 +38,7 @@ class Process(Value):
 
 def visible() -> bool:
     """Tell whether this system shows its processes in a way that `find` can read."""
-    return _PROC.is_dir()
+    return os.path.isdir(_PROC)
 
 
 def find(site: Site) -> tuple[Process, ...]:
@@ -48,29 +49,33 @@ def find(site: Site) -> tuple[Process, ...]:
     own = _ancestry()
     return tuple(
         found
-        for pid in sorted(int(e.name) for e in _PROC.iterdir() if e.name.isdigit())
-        if pid not in own and (found := _examine(_PROC / str(pid), site, booted))
+        for pid in sorted(int(name) for name in os.listdir(_PROC) if name.isdigit())
+        if pid not in own and (found := _examine(pid, site, booted))
     )
 
 
-def _examine(folder: Path, site: Site, booted: float) -> Process | None:
+def _examine(pid: int, site: Site, booted: float) -> Process | None:
     try:
-        words = (folder / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
-        title = " ".join(words).strip()
-        if "sglang" not in title or not words[0]:
+        line = read(f"{_PROC}/{pid}/cmdline")
+        if b"sglang" not in line:
             return None
+        words = line.decode("utf-8", "replace").split("\0")
+        title = " ".join(words).strip()
+        if not words[0]:
+            return None
+        folder = Path(f"{_PROC}/{pid}")
         started_at = booted + _start_ticks(folder) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError):
         return None  # gone since it was listed
     try:
         certain = _uses(folder, words[0], site)
     except PermissionError:
-        return Process(pid=int(folder.name), title=title, started_at=started_at, certain=False)
+        return Process(pid=pid, title=title, started_at=started_at, certain=False)
     except OSError:
         return None
     if not certain:
         return None
-    return Process(pid=int(folder.name), title=title, started_at=started_at, certain=True)
+    return Process(pid=pid, title=title, started_at=started_at, certain=True)
 
 
 def _uses(folder: Path, word: str, site: Site) -> bool:
@@ -110,7 +115,7 @@ def _parents(pid: int) -> Iterator[int]:
     while pid > 0:
         yield pid
         try:
-            text = (_PROC / str(pid) / "stat").read_text()
+            text = read(f"{_PROC}/{pid}/stat").decode(errors="replace")
         except OSError:
             return
         pid = int(text.rpartition(")")[2].split()[1])

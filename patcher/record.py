@@ -102,6 +102,6 @@ def _decoded(content: bytes) -> str:
 
 
 def _quoted(path: str) -> str:
-    if not any(character in path for character in ',"\r\n'):
+    if "," not in path and '"' not in path and "\r" not in path and "\n" not in path:
         return path
     return '"' + path.replace('"', '""') + '"'

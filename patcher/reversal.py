@@ -59,13 +59,16 @@ def damaged(site: Site, path: str, original: Path | None) -> Fault:
 def restore_bytecode(site: Site, receipt: Receipt, source: Path) -> list[Change]:
     """Drop what was compiled from the patched ``source``; put back what the release had."""
     originals = {
-        plan.place(site, pyc): site.root / kept.original
+        plan.place(site, pyc): kept
         for pyc, kept in receipt.bytecode.items()
         if bytecode.belongs(plan.place(site, pyc), source) and _is_whole(site, kept)
     }
     return [
         *(plan.removal(pyc) for pyc in bytecode.beside(source) if pyc not in originals),
-        *(plan.restoration(pyc, original) for pyc, original in originals.items()),
+        *(
+            plan.restoration(pyc, site.root / kept.original, digest=kept.before)
+            for pyc, kept in originals.items()
+        ),
     ]
 
 
@@ -142,7 +145,7 @@ class _Reversal:
                     self.faults.append(damaged(self.site, path, original))
                     continue
                 self._note(path, FileState.PATCHED, Verb.RESTORE, digest, kept.before)
-                changes.append(plan.restoration(target, original))
+                changes.append(plan.restoration(target, original, digest=kept.before))
                 texts[path] = (target.read_bytes(), original.read_bytes())
             elif digest == kept.before:
                 self._note(path, FileState.PRISTINE, Verb.KEEP, digest, digest)
@@ -176,7 +179,7 @@ class _Reversal:
                 continue
             if digest is not None:
                 self._note(path, FileState.PATCHED, Verb.REMOVE, digest, None)
-                changes.append(plan.removal(target))
+                changes.append(plan.removal(target, found=digest))
             changes += [plan.removal(pyc) for pyc in bytecode.beside(target)]
         return changes
 

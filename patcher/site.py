@@ -19,7 +19,7 @@ from patcher.receipt import STAGING
 from patcher.value import Value
 
 _DIST_INFO = re.compile(r"sglang-(?P<version>[^-/]+)\.dist-info\Z")
-_PYTHON = re.compile(r"(python|pypy)[\d.]*\Z")
+_PYTHON = r"(python|pypy)[\d.]*\Z"  # compiled if asked for: most targets are folders
 _TARGET_HINT = (
     "Pass a site-packages folder, the root of a virtual environment, or a Python executable."
 )
@@ -120,7 +120,7 @@ def resolve(target: str | None) -> Site:
 
 
 def _from_python(python: Path) -> Site:
-    if not _PYTHON.match(python.name) or not os.access(python, os.X_OK):
+    if not re.match(_PYTHON, python.name) or not os.access(python, os.X_OK):
         raise refuse(
             "target-unknown", "is not a Python executable", path=str(python), hint=_TARGET_HINT
         )

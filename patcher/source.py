@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from patcher import files, manifest
+from patcher import files, manifest, product
 from patcher.errors import refuse
 from patcher.manifest import Manifest
 from patcher.receipt import PACKAGE
@@ -35,8 +35,9 @@ class Source:
     @cached_property
     def overlay(self) -> Mapping[str, bytes]:
         """The overlay's modules: path relative to site-packages → content."""
-        folder = self.root / "overlay" / PACKAGE
-        return dict(sorted(_walk(folder, PACKAGE)))
+        if isinstance(self.root, Path):
+            return product.overlay(str(self.root))
+        return dict(sorted(_walk(self.root / "overlay" / PACKAGE, PACKAGE)))
 
     @cached_property
     def digests(self) -> Mapping[str, str]:
@@ -59,10 +60,15 @@ class Source:
     @cached_property
     def manifests(self) -> tuple[Manifest, ...]:
         """One manifest for each supported release."""
+        if isinstance(self.root, Path):
+            return product.manifests(str(self.root))
         return tuple(
-            manifest.parse(entry.read_bytes(), origin=f"patches/{family}/manifests/{entry.name}")
-            for family in self._families()
-            for entry in _entries(self.root / "patches" / family / "manifests")
+            manifest.parse(
+                entry.read_bytes(), origin=f"patches/{family.name}/manifests/{entry.name}"
+            )
+            for family in _entries(self.root / "patches")
+            if (family / "manifests").is_dir()
+            for entry in _entries(family / "manifests")
             if entry.name.endswith(".json")
         )
 
@@ -77,9 +83,6 @@ class Source:
         """A sha256 over all that is installed: what the files become, and the overlay's modules."""
         return manifest.fingerprint(self.manifests, self.digests)
 
-    def _families(self) -> list[str]:
-        return [entry.name for entry in _entries(self.root / "patches") if entry.is_dir()]
-
 
 def locate() -> Source:
     """Return the `Source` that this engine was shipped with."""
@@ -92,11 +95,11 @@ def locate() -> Source:
     return Source(zipfile.Path(str(root)))
 
 
-def _entries(folder: Path | zipfile.Path) -> list[Path | zipfile.Path]:
+def _entries(folder: zipfile.Path) -> list[zipfile.Path]:
     return sorted(folder.iterdir(), key=lambda entry: entry.name)
 
 
-def _walk(folder: Path | zipfile.Path, prefix: str) -> Iterator[tuple[str, bytes]]:
+def _walk(folder: zipfile.Path, prefix: str) -> Iterator[tuple[str, bytes]]:
     for entry in _entries(folder):
         path = f"{prefix}/{entry.name}"
         if entry.is_dir():

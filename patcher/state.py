@@ -6,6 +6,8 @@ tried with a reverse dry run, and nothing is written here.
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -88,7 +90,7 @@ class Survey(Value):
             for folder, report in placed
             if report.state in (FileState.PATCHED, FileState.OUTDATED)
             and report.path.endswith(".py")
-            for pyc in _stale(folder / report.path)
+            for pyc in _stale(f"{folder}/{report.path}")
         )
 
     @cached_property
@@ -102,9 +104,9 @@ class Survey(Value):
         digests |= self.receipt.originals()
         wanted = {record.bare_row(receipts.PATH): receipts.PATH}
         for path, digest in digests.items():
-            place = self.site.root / path
-            if digest is not None and place.is_file():
-                wanted[record.row_of(path, digest, place.stat().st_size)] = path
+            size = _size(f"{self.site.root}/{path}")
+            if digest is not None and size is not None:
+                wanted[record.row_of(path, digest, size)] = path
         return tuple(wanted[row] for row in record.gaps(self.site.record.read_bytes(), wanted))
 
     def strangers(self) -> list[FileReport]:
@@ -125,7 +127,7 @@ def survey(site: Site, source: Source) -> Survey:
     manifests = source.manifests
     paths = {path for m in manifests for path in (*m.files, *m.witnesses)}
     paths.update(receipt.files if receipt else ())
-    digests = {path: files.digest_content(site.package_root / path) for path in sorted(paths)}
+    digests = {path: files.digest_content(f"{site.package_root}/{path}") for path in sorted(paths)}
     manifest = identify(manifests, receipt, digests, version=site.version)
     # What was done to another release says nothing about this one's files.
     applies = receipt is not None and manifest is not None and receipt.release == manifest.release
@@ -154,7 +156,7 @@ def _reports(
             path=path,
             state=classify(path, digests[path], manifest, applied),
             digest=digests[path],
-            links=_links(folder / path),
+            links=_links(f"{folder}/{path}"),
         )
 
 
@@ -162,7 +164,7 @@ def _overlay_reports(root: Path, source: Source, receipt: Receipt | None) -> Ite
     """Report the files of ours that are there, and those that the receipt says should be."""
     wanted = receipt.overlay if receipt else {}
     for path in sorted({*source.overlay, *wanted}):
-        digest = files.digest_path(root / path)
+        digest = files.digest_path(f"{root}/{path}")
         if digest is None and path not in wanted:
             continue
         if digest is None:
@@ -171,19 +173,28 @@ def _overlay_reports(root: Path, source: Source, receipt: Receipt | None) -> Ite
             state = FileState.PATCHED
         else:
             state = FileState.OUTDATED if digest == wanted.get(path) else FileState.FOREIGN
-        yield FileReport(path=path, state=state, digest=digest, links=_links(root / path))
+        yield FileReport(path=path, state=state, digest=digest, links=_links(f"{root}/{path}"))
 
 
-def _stale(source: Path) -> list[Path]:
+def _stale(source: str) -> list[Path]:
     pycs = [*bytecode.beside(source), *bytecode.in_prefix(source)]
     if not pycs:
         return []
-    content = source.read_bytes()
+    content = files.read(source)
     return [pyc for pyc in pycs if bytecode.outvotes(pyc, content)]
 
 
-def _links(path: Path) -> int:
+def _size(path: str) -> int | None:
+    """Return the size of the file at ``path``, None where there is none."""
     try:
-        return path.lstat().st_nlink
+        status = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
+def _links(path: str) -> int:
+    try:
+        return os.lstat(path).st_nlink
     except (FileNotFoundError, NotADirectoryError):
         return 0

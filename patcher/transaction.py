@@ -2,9 +2,11 @@
 
 The order is that of a write-ahead journal:
 
-1. *Stage.* Every new file is written, complete and fsynced, into a hidden folder of the same
-   filesystem, and every file that will go is kept there under a second name. The tree is untouched.
-2. *Commit.* The journal is renamed into place. From here on the change will happen.
+1. *Stage.* Every new file is written, complete, into a hidden folder of the same filesystem, and
+   every file that will go is kept there under a second name, the journal under a draft's. The tree
+   is untouched.
+2. *Commit.* When all of that is fsynced, the journal is renamed into place. From here on the change
+   will happen.
 3. *Act.* One `rename(2)` or `unlink(2)` a change; nothing needs new space. A failure is undone.
 4. *Clean.* The journal goes first, the staging folder after it.
 
@@ -61,17 +63,17 @@ class _Journal(Value):
     def staging(self) -> tuple[Path, ...]:
         return tuple(base / STAGING for base in self.bases)
 
-    def target(self, step: _Step) -> Path:
-        return self.bases[step.base] / step.path
+    def target(self, step: _Step) -> str:
+        return f"{self.bases[step.base]}/{step.path}"
 
-    def folders(self, places: Sequence[tuple[int, str]]) -> list[Path]:
-        return [self.bases[base] / path for base, path in places]
+    def folders(self, places: Sequence[tuple[int, str]]) -> list[str]:
+        return [f"{self.bases[base]}/{path}" for base, path in places]
 
-    def new(self, number: int, step: _Step) -> Path:
-        return self.staging[step.base] / f"{number:04d}.new"
+    def new(self, number: int, base: int) -> str:
+        return f"{self.staging[base]}/{number:04d}.new"
 
-    def old(self, number: int, step: _Step) -> Path:
-        return self.staging[step.base] / f"{number:04d}.old"
+    def old(self, number: int, base: int) -> str:
+        return f"{self.staging[base]}/{number:04d}.old"
 
 
 class Recovery(Value):
@@ -79,7 +81,7 @@ class Recovery(Value):
 
     purpose: str
     finished: bool
-    left_alone: tuple[Path, ...] = ()
+    left_alone: tuple[str, ...] = ()
 
 
 def execute(
@@ -175,7 +177,7 @@ def _all_staged(journal: _Journal) -> bool:
     return all(
         step.after is None
         or files.digest_path(journal.target(step)) == step.after
-        or files.digest_path(journal.new(number, step)) == step.after
+        or files.digest_path(journal.new(number, step.base)) == step.after
         for number, step in enumerate(journal.steps)
     )
 
@@ -186,70 +188,64 @@ def _stage(
     journal = _Journal(bases=bases, purpose=purpose)
     for parent, staging in zip(bases, journal.staging, strict=True):
         files.make_directory(staging, like=parent)
+    looks: dict[Path, files.Traits] = {}  # most new files take after the same one
     steps: list[_Step] = []
     for number, change in enumerate(changes):
-        base, path = _locate(change.target, bases)
-        before = files.digest_path(change.target)
+        target = str(change.target)
+        base, path = _locate(target, bases)
+        before = files.digest_path(target)
         if before != change.expect:
             raise refuse(
                 "changed-underneath",
                 f"changed while it was being worked on (sha256 {before}, was {change.expect})",
-                path=str(change.target),
+                path=target,
                 hint="Another program is writing to this tree. Let it finish, then run this again.",
             )
-        step = _Step(base=base, path=path, before=before, after=None)
         if before is not None:
-            files.clone(change.target, journal.old(number, step))
-        new, after = journal.new(number, step), None
+            files.clone(target, journal.old(number, base))
+        new = journal.new(number, base)
         if change.content is not None:
             assert change.like is not None, "new content needs a file to take after"
-            stamp = _fresh_mtime(change.target)
-            files.write(new, change.content, like=change.like, mtime_ns=stamp)
-            after = files.digest(change.content)
+            if change.like not in looks:
+                looks[change.like] = files.traits(change.like)
+            stamp = _fresh_mtime(target)
+            files.write(new, change.content, like=looks[change.like], mtime_ns=stamp)
         elif change.clone is not None:
             files.clone(change.clone, new)
-            after = files.digest_path(new)
-        steps.append(_Step(base=base, path=path, before=before, after=after))
-    folders: list[Path] = []
-    for change in changes:
-        if change.content is not None or change.clone is not None:
-            _missing_folders(change.target.parent, folders)
-    # Together and last: a journalling filesystem then writes most of them at the first call.
-    for staging in journal.staging:
-        for entry in os.scandir(staging):
-            status = entry.stat(follow_symlinks=False)
-            if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:  # else it was there before
-                files.sync(Path(entry.path))
-        files.sync(staging)
+        # That the new file is as planned shows at the end of `_act`.
+        steps.append(_Step(base=base, path=path, before=before, after=change.after))
+    folders: list[str] = []
+    for folder in dict.fromkeys(os.path.dirname(c.target) for c in changes if c.after is not None):
+        _missing_folders(folder, folders)
     return replace(
         journal,
         steps=tuple(steps),
         new_folders=tuple(_locate(folder, bases) for folder in folders),
-        prune=tuple(_locate(folder, bases) for folder in prune),
+        prune=tuple(_locate(str(folder), bases) for folder in prune),
     )
 
 
-def _locate(target: Path, bases: tuple[Path, ...]) -> tuple[int, str]:
+def _locate(target: str, bases: tuple[Path, ...]) -> tuple[int, str]:
     for number, base in enumerate(bases):
-        if target.is_relative_to(base):
-            return number, target.relative_to(base).as_posix()
+        if target.startswith(f"{base}/"):
+            return number, target[len(f"{base}/") :]
     raise AssertionError(f"{target} is outside of {bases}")
 
 
-def _fresh_mtime(target: Path) -> int:
+def _fresh_mtime(target: str) -> int:
     """Return a time in another second than the file's own: bytecode is matched by the second."""
     now = time.time_ns()
     try:
-        second = target.lstat().st_mtime_ns // 10**9
+        second = os.lstat(target).st_mtime_ns // 10**9
     except (FileNotFoundError, NotADirectoryError):
         return now
     return now if now // 10**9 != second else now + 10**9
 
 
-def _missing_folders(folder: Path, known: list[Path]) -> None:
+def _missing_folders(folder: str, known: list[str]) -> None:
     """Add ``folder`` and its missing parents to ``known``, outermost first."""
-    if folder not in known and not folder.is_dir():
-        _missing_folders(folder.parent, known)
+    if folder not in known and not os.path.isdir(folder):
+        _missing_folders(os.path.dirname(folder), known)
         known.append(folder)
 
 
@@ -265,11 +261,19 @@ def _commit(journal: _Journal) -> None:
     staging = journal.staging[0]
     draft = staging / "journal.draft"
     text = json.dumps(record).encode()
-    files.write(draft, text, like=staging, mtime_ns=time.time_ns())
-    files.sync(draft)
+    files.write(draft, text, like=files.traits(staging), mtime_ns=time.time_ns())
+    files.sync_all([*_staged(journal), *journal.staging])
     draft.rename(staging / _JOURNAL)
-    for folder in (*journal.staging, *journal.bases):
-        files.sync(folder)
+    files.sync_all([*journal.staging, *journal.bases])
+
+
+def _staged(journal: _Journal) -> Iterator[str]:
+    """Yield the staged files that were not there before under another name."""
+    for staging in journal.staging:
+        for entry in os.scandir(staging):
+            status = entry.stat(follow_symlinks=False)
+            if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
+                yield entry.path
 
 
 def _parse(path: Path, bases: Sequence[Path]) -> _Journal:
@@ -323,12 +327,13 @@ def _act(journal: _Journal) -> None:
     """Bring every target to its final state. Safe to repeat from any point."""
     for folder in journal.folders(journal.new_folders):
         # Also where it stands already: a run may have died before it gave the folder its mode.
-        files.make_directory(folder, like=folder.parent)
+        files.make_directory(folder, like=os.path.dirname(folder))
     for number, step in enumerate(journal.steps):
+        target, new = journal.target(step), journal.new(number, step.base)
         if step.after is None:
-            journal.target(step).unlink(missing_ok=True)
-        elif os.path.lexists(journal.new(number, step)):
-            journal.new(number, step).replace(journal.target(step))
+            _remove(target)
+        elif os.path.lexists(new):
+            os.replace(new, target)
     for folder in sorted(journal.folders(journal.prune), reverse=True):
         files.remove_empty(folder)
     for step in journal.steps:
@@ -338,14 +343,14 @@ def _act(journal: _Journal) -> None:
     _sync(journal)
 
 
-def _undo(journal: _Journal, *, keep: frozenset[Path] = frozenset()) -> None:
+def _undo(journal: _Journal, *, keep: frozenset[str] = frozenset()) -> None:
     """Bring every target back to its first state, those in ``keep`` excepted. Safe to repeat."""
     staging = journal.staging[0]
     if (staging / _UNDO).exists():
         # The run that began this may have died before it gave a folder its mode.
         for folder in sorted(journal.folders(journal.prune)):
-            if folder.is_dir():
-                files.make_directory(folder, like=folder.parent)
+            if os.path.isdir(folder):
+                files.make_directory(folder, like=os.path.dirname(folder))
     else:
         # From here on the staged new files may be lost, so no later run may go forward.
         (staging / _JOURNAL).rename(staging / _UNDO)
@@ -353,15 +358,15 @@ def _undo(journal: _Journal, *, keep: frozenset[Path] = frozenset()) -> None:
     for number, step in reversed(list(enumerate(journal.steps))):
         target = journal.target(step)
         # Bytecode of a source that was replaced or uninstalled since belongs to nothing any more.
-        if target in keep or any(bytecode.belongs(target, source) for source in keep):
+        if target in keep or any(bytecode.belongs(Path(target), Path(one)) for one in keep):
             continue
-        old = journal.old(number, step)
+        old = journal.old(number, step.base)
         if step.before is None:
-            if target.parent.is_dir():
-                target.unlink(missing_ok=True)
+            if os.path.isdir(os.path.dirname(target)):
+                _remove(target)
         elif os.path.lexists(old):
             files.make_parents(target)
-            old.replace(target)
+            os.replace(old, target)
     for folder in reversed(journal.folders(journal.new_folders)):
         files.remove_empty(folder)
     _sync(journal)
@@ -370,9 +375,13 @@ def _undo(journal: _Journal, *, keep: frozenset[Path] = frozenset()) -> None:
 def _sync(journal: _Journal) -> None:
     touched = [journal.target(step) for step in journal.steps]
     touched += journal.folders((*journal.new_folders, *journal.prune))
-    for folder in {path.parent for path in touched} | set(journal.bases):
-        if folder.is_dir():
-            files.sync(folder)
+    folders = {os.path.dirname(path) for path in touched} | {str(base) for base in journal.bases}
+    files.sync_all([folder for folder in sorted(folders) if os.path.isdir(folder)])
+
+
+def _remove(target: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(target)
 
 
 def _put_back(journal: _Journal, error: OSError) -> Refused:

@@ -30,15 +30,18 @@ class Value:
 
     fields: ClassVar[tuple[str, ...]] = ()
 
+    known: ClassVar[frozenset[str]] = frozenset()
+
     needed: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls) -> None:
         cls.fields = tuple(cls.__annotations__)
+        cls.known = frozenset(cls.fields)
         cls.needed = frozenset(name for name in cls.fields if name not in cls.__dict__)
 
     def __init__(self, **given: Any) -> None:
-        missing, unknown = self.needed.difference(given), set(given).difference(self.fields)
-        if missing or unknown:
+        if not self.needed <= given.keys() <= self.known:
+            missing, unknown = self.needed.difference(given), set(given).difference(self.fields)
             told = f"missing {sorted(missing)}, unknown {sorted(unknown)}"
             raise TypeError(f"{type(self).__name__}: {told}")
         self.__dict__.update(given)
@@ -66,6 +69,8 @@ def replace(value: _Kind, **changes: Any) -> _Kind:
 
 def plain(value: object) -> Any:
     """Return ``value`` with each `Value` in it as a dict of its fields, ready for JSON."""
+    if value is None or isinstance(value, (str, int, float)):
+        return value  # first, since most are
     if isinstance(value, Value):
         return {name: plain(getattr(value, name)) for name in value.fields}
     if isinstance(value, Mapping):

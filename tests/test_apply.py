@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -121,6 +122,33 @@ def test_a_second_apply_needs_no_right_to_write() -> None:
         assert found
         assert found <= {"not-owner", "not-writable"}
         assert_identical(before, snapshot(site, folder_times=True))
+
+
+@pytest.mark.root
+def test_another_user_is_told_each_reason_once() -> None:
+    with users.open_folder() as folder:
+        site = slim_site(RELEASE, folder / "site-packages")
+        product = users.ship(folder / "product")
+        refused = users.run(product, "apply.py", "--target", str(site), "--json")
+        assert refused.returncode == 1, refused.stderr
+        errors = json.loads(refused.stdout)["errors"]
+        # Not that a file is immutable, which is for somebody who owns it.
+        assert [row["code"] for row in errors] == ["not-writable", "not-owner"]
+        assert re.search(r" and \d+ more$", errors[0]["message"])
+
+
+@pytest.mark.root
+def test_a_read_only_filesystem_is_named_as_such(tmp_path: Path) -> None:
+    site = slim_site(RELEASE, tmp_path / "site-packages")
+    subprocess.run(["mount", "--bind", site, site], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", site], check=True)
+        (error,) = answer("--target", str(site), code=1)["errors"]
+    finally:
+        subprocess.run(["umount", site], check=True)
+    assert (error["code"], error["path"]) == ("not-writable", str(site))
+    assert error["message"] == "is on a read-only filesystem"
+    assert "Remount" in error["hint"]
 
 
 @pytest.mark.parametrize(

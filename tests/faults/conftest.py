@@ -20,6 +20,17 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 
 @pytest.fixture(scope="session")
+def small_bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """Return a bench of a small product: every kind of file and phase, a quarter of the calls.
+
+    For the tests that go through all calls: of the real product's, most do the same to the next
+    module of ninety.
+    """
+    with set_up(tmp_path_factory.mktemp("small"), small=True) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
 def injected() -> Counter[str]:
     """Return the count of faults by kind, which the end of the session prints."""
     return _INJECTED

@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -36,8 +35,9 @@ def test_kill_at_a_sample_of_calls(bench: Bench, injected: Counter[str]) -> None
 @pytest.mark.parametrize("opposite", [False, True], ids=["same", "opposite"])
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 def test_kill_at_every_call(
-    task: Task, opposite: bool, bench: Bench, injected: Counter[str]
+    task: Task, opposite: bool, small_bench: Bench, injected: Counter[str]
 ) -> None:
+    bench = small_bench
     calls = writing_calls(bench, task)
     for call in calls:
         kill_and_go_on(bench, task, [call.fault(KILL)], opposite=opposite)
@@ -57,8 +57,10 @@ def test_kill_the_recovery_at_a_sample_of_calls(bench: Bench, injected: Counter[
 
 @pytest.mark.full
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
-def test_kill_the_recovery_at_every_call(task: Task, bench: Bench, injected: Counter[str]) -> None:
-    _kill_recoveries(bench, task, injected, firsts=6, every=1)
+def test_kill_the_recovery_at_every_call(
+    task: Task, small_bench: Bench, injected: Counter[str]
+) -> None:
+    _kill_recoveries(small_bench, task, injected, firsts=6, every=1)
 
 
 def test_kill_the_undoing_at_a_sample_of_calls(bench: Bench, injected: Counter[str]) -> None:
@@ -68,8 +70,10 @@ def test_kill_the_undoing_at_a_sample_of_calls(bench: Bench, injected: Counter[s
 
 @pytest.mark.full
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
-def test_kill_the_undoing_at_every_call(task: Task, bench: Bench, injected: Counter[str]) -> None:
-    _kill_undoings(bench, task, injected, every=1)
+def test_kill_the_undoing_at_every_call(
+    task: Task, small_bench: Bench, injected: Counter[str]
+) -> None:
+    _kill_undoings(small_bench, task, injected, every=1)
 
 
 def test_kill_at_random_times(bench: Bench, injected: Counter[str]) -> None:
@@ -85,9 +89,10 @@ def test_kill_at_random_times_500(bench: Bench, injected: Counter[str]) -> None:
     "every", [100, pytest.param(1, marks=pytest.mark.full)], ids=["sample", "all"]
 )
 def test_kill_on_an_editable_install(
-    every: int, tmp_path: Path, bench: Bench, injected: Counter[str]
+    every: int, tmp_path: Path, small_bench: Bench, injected: Counter[str]
 ) -> None:
     """The package lies in another folder, which has a staging folder of its own."""
+    bench = small_bench
     site = editable_site(tmp_path)
     pristine = snapshot(tmp_path)
     for number, verb in enumerate(([], ["--revert"])):
@@ -161,7 +166,7 @@ def _kill_recoveries(
 ) -> None:
     """Kill ``task`` at a few points from its commit on, then the run that recovers at each call."""
     calls = writing_calls(bench, task)
-    start = next(n for n, (one, two) in enumerate(pairwise(calls)) if _is_commit(one, two))
+    start = next(n for n, call in enumerate(calls) if call.name == "rename")  # of the journal
     later = calls[start + 1 :: max(1, (len(calls) - start) // firsts)]
     for number, first in enumerate(later):
         kill = first.fault(KILL)
@@ -177,10 +182,6 @@ def _kill_recoveries(
             bench.assert_importable(said)
             finish(bench, task, opposite=bool((number + at) % 2), said=said)
             injected["kills of a recovery"] += 1
-
-
-def _is_commit(one: Call, two: Call) -> bool:
-    return one.path.endswith("journal.draft") and two.name == "write"
 
 
 def _kill_undoings(bench: Bench, task: Task, injected: Counter[str], *, every: int) -> None:

@@ -7,6 +7,7 @@ putting back to the next run, which then has to do it.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from patcher import files
 from tests.faults.test_kills import finish, sample, writing_calls
 from tests.support import used_sites
 from tests.support.bench import APPLY, RELEASE, REVERT, TASKS, Bench, Task
@@ -35,9 +37,10 @@ def test_error_at_a_sample_of_calls(bench: Bench, injected: Counter[str]) -> Non
 @pytest.mark.parametrize("first_error", range(len(ERRORS)), ids=ERRORS)
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 def test_error_at_every_call(
-    task: Task, first_error: int, bench: Bench, injected: Counter[str]
+    task: Task, first_error: int, small_bench: Bench, injected: Counter[str]
 ) -> None:
-    _fail_each(bench, task, writing_calls(bench, task), injected, first_error=first_error)
+    calls = writing_calls(small_bench, task)
+    _fail_each(small_bench, task, calls, injected, first_error=first_error)
 
 
 def test_lasting_error_from_a_sample_of_calls(bench: Bench, injected: Counter[str]) -> None:
@@ -48,9 +51,33 @@ def test_lasting_error_from_a_sample_of_calls(bench: Bench, injected: Counter[st
 
 @pytest.mark.full
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
-def test_lasting_error_from_every_call(task: Task, bench: Bench, injected: Counter[str]) -> None:
-    calls = writing_calls(bench, task)
-    _fail_each(bench, task, calls, injected, first_error=0, lasting=True)
+def test_lasting_error_from_every_call(
+    task: Task, small_bench: Bench, injected: Counter[str]
+) -> None:
+    calls = writing_calls(small_bench, task)
+    _fail_each(small_bench, task, calls, injected, first_error=0, lasting=True)
+
+
+@pytest.mark.parametrize(
+    "every", [20, pytest.param(1, marks=pytest.mark.full)], ids=["sample", "all"]
+)
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+def test_error_at_a_sync_in_any_thread(
+    task: Task, every: int, bench: Bench, injected: Counter[str]
+) -> None:
+    """As shipped, with several syncs at a time; each is told by its path, which occurs once."""
+    bench.bring(task.start)
+    trace = bench.run(task, trace=True, at_once=files.AT_ONCE).trace
+    synced = re.findall(r"^(\d+) +fsync\(\d+<([^>]+)>\)", trace, re.MULTILINE)
+    assert len({thread for thread, _ in synced}) >= files.AT_ONCE
+    times = Counter(path for _, path in synced)
+    once = [path for path in times if times[path] == 1]
+    assert len(once) > 10
+    for number, path in enumerate(once[::every]):
+        bench.bring(task.start)
+        fault = Call(name="fsync", nth=1, path=path).fault("error=EIO")
+        _fail(bench, task, fault, opposite=bool(number % 2), at_once=files.AT_ONCE)
+        injected[f"sync errors in threads of {task.name}"] += 1
 
 
 @pytest.mark.parametrize("task", [APPLY, REVERT], ids=lambda task: task.name)
@@ -122,9 +149,11 @@ def _fail_each(
         injected[f"write errors{' that last' if lasting else ''} in {task.name}"] += 1
 
 
-def _fail(bench: Bench, task: Task, fault: Fault, *, opposite: bool) -> None:
+def _fail(
+    bench: Bench, task: Task, fault: Fault, *, opposite: bool, at_once: int | None = None
+) -> None:
     said = f"after {task.name} with {fault}"
-    ended = bench.run(task, faults=[fault])
+    ended = bench.run(task, faults=[fault], at_once=at_once)
     assert ended.code in (0, 1), f"{said}: {ended.told}"
     bench.assert_importable(said)
     warned = "next run" in ended.told

@@ -61,11 +61,13 @@ TASKS = (APPLY, REVERT, UPGRADE)
 class Bench:
     """A site, today's command line and an earlier one, and what each state must look like."""
 
-    def __init__(self, site: Path, now: CommandLine, earlier: CommandLine, checkout: Path) -> None:
+    def __init__(
+        self, site: Path, now: CommandLine, earlier: CommandLine, checkouts: tuple[Path, Path]
+    ) -> None:
         self.site = site
         self.now = now
         self._earlier = earlier
-        self._checkouts = (checkout, ROOT)
+        self._checkouts = checkouts  # the earlier one, and the one of now
         self._known: dict[State, Snapshot] = {State.PRISTINE: snapshot(site)}
         for state in (State.EARLIER, State.PATCHED, State.PRISTINE):
             self.bring(state)
@@ -104,9 +106,10 @@ class Bench:
 
 
 @contextmanager
-def set_up(folder: Path) -> Iterator[Bench]:
-    """Set up a bench in ``folder``."""
-    checkout = used_sites.earlier_checkout(folder / "earlier", RELEASE)
+def set_up(folder: Path, *, small: bool = False) -> Iterator[Bench]:
+    """Set up a bench in ``folder``, of this product or of a ``small`` one with the same engine."""
+    product = used_sites.small_checkout(folder / "now", RELEASE) if small else ROOT
+    checkout = used_sites.earlier_checkout(folder / "earlier", RELEASE, of=product)
     site = used_sites.lived_in_site(RELEASE, folder / "site-packages")
-    with serve() as now, serve(checkout) as earlier:
-        yield Bench(site, now, earlier, checkout)
+    with serve(product) as now, serve(checkout) as earlier:
+        yield Bench(site, now, earlier, (checkout, product))

@@ -1,13 +1,15 @@
 """Runs the command line many times over at the price of a fork: started as a script by `runs`.
 
 It imports ``apply.py`` of the checkout named in its first argument, then answers one JSON line on
-stdin (arguments, environment, output files, whether to wait for a tracer) with two on stdout: the
-child's pid, and how it ended. What runs in the child is the program's own `run`, as in a shell.
+stdin (arguments, environment, output files, syncs at a time, whether to wait for a tracer) with two
+on stdout: the child's pid, and how it ended. What runs in the child is the program's own `run`, as
+in a shell.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import os
 import signal
@@ -24,6 +26,11 @@ def main() -> None:
     """Serve until stdin ends."""
     sys.path.insert(0, sys.argv[1])
     import apply as program
+
+    # What a changing run loads when it is needed: here once, not in each of thousands of children.
+    for name in ("application", "diff", "engine", "processes", "reversal", "transaction"):
+        importlib.import_module(f"patcher.{name}")
+    importlib.import_module("unidiff")
 
     requests = sys.stdin
     for line in requests:
@@ -49,6 +56,8 @@ def _answer(value: int) -> None:
 
 def _become(order: dict[str, Any]) -> None:
     os.environ.update(order["environment"])
+    if order["at_once"]:
+        sys.modules["patcher.files"].AT_ONCE = order["at_once"]  # type: ignore[attr-defined]
     # Where the tests run in the background, a shell or nohup has had some of these ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for ended_by in (signal.SIGTERM, signal.SIGHUP):

@@ -38,6 +38,8 @@ NAMING = {"rename", "renameat", "renameat2", "link", "linkat", "unlink", "unlink
 NAMING |= {"symlink", "symlinkat", "mkdir", "mkdirat", "rmdir"}
 
 _LINE = re.compile(r"(?:\d+ +)?(\w+)\((.*)")
+_UNFINISHED = " <unfinished ...>"
+_RESUMED = re.compile(r"\d+ +<\.\.\. \w+ resumed>(.*)")
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 
@@ -106,6 +108,7 @@ class CommandLine:
         trace: bool = False,
         environment: Mapping[str, str] | None = None,
         kill_after: float | None = None,
+        at_once: int | None = None,
     ) -> Ended:
         """Run to the end.
 
@@ -115,6 +118,8 @@ class CommandLine:
             trace: take down the writing calls that are made.
             environment: variables to set for this run.
             kill_after: send SIGKILL when so many seconds have passed.
+            at_once: how many syncs the program has running at a time. If not given that is as
+                shipped, but 1 in a traced run: strace counts the calls of each thread apart.
         """
         out, err = self._scratch / "stdout", self._scratch / "stderr"
         traced = trace or bool(faults)
@@ -123,6 +128,7 @@ class CommandLine:
             "environment": dict(environment or {}),
             "stdout": str(out),
             "stderr": str(err),
+            "at_once": at_once or (1 if traced else None),
             "traced": traced,
         }
         assert self._server.stdin is not None
@@ -169,7 +175,7 @@ class CommandLine:
         def finish() -> str:
             _, told = strace.communicate(timeout=60)
             assert log.exists(), f"strace did not start: {told}"
-            return log.read_text(errors="replace")
+            return _returned(log.read_text(errors="replace"))
 
         return finish
 
@@ -193,6 +199,23 @@ def serve(checkout: Path = ROOT) -> Iterator[CommandLine]:
         assert server.stdin is not None
         server.stdin.close()
         server.wait(timeout=30)
+
+
+def _returned(log: str) -> str:
+    """Return the log with each call whole, at the line where it returned."""
+    lines: list[str] = []
+    begun: dict[str, str] = {}
+    for line in log.splitlines():
+        thread = line.partition(" ")[0]
+        resumed = _RESUMED.match(line)
+        if line.endswith(_UNFINISHED):
+            begun[thread] = line.removesuffix(_UNFINISHED)
+        elif resumed and thread in begun:
+            lines.append(begun.pop(thread) + resumed[1])
+        else:
+            lines.append(line)
+    # A call that killed the process never returns.
+    return "\n".join([*lines, *begun.values()])
 
 
 def _calls(log: str) -> Iterator[Call]:

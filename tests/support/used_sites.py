@@ -6,6 +6,7 @@ import difflib
 import json
 import os
 import py_compile
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,7 +19,11 @@ from tests.support.runs import ROOT
 from tests.support.sites import manifest_of, slim_site
 from tests.support.snapshots import Entry, Snapshot
 
+_CHANGED = re.compile(r"^\+\+\+ b/(\S+)", re.MULTILINE)
 _EARLIER_HOOK = "sglang/version.py"
+# What a small product keeps of the overlay: modules at three depths.
+_FEW = {"__init__.py", "switches.py", "py.typed", "attention/__init__.py", "attention/mask.py"}
+_FEW |= {"attention/kernels/__init__.py"}
 _HEADER = "Mark the version module\n\nWhy: a test\n\nHow: a comment\n\nUpstream: no\n\n"
 
 
@@ -48,17 +53,39 @@ def lived_in_site(release: str, folder: Path) -> Path:
     return folder
 
 
-def earlier_checkout(folder: Path, release: str) -> Path:
+def small_checkout(folder: Path, release: str) -> Path:
+    """Make ``folder`` a checkout with today's engine and little to do, for exhaustive tests.
+
+    It has a few modules at three depths, and those patches that change nothing but the first three
+    hooked files, to which `lived_in_site` gives an odd mode, an extended attribute and an owner.
+    """
+    _copy_checkout(ROOT, folder)
+    package = folder / "overlay" / "sglang_overlay"
+    for path in sorted(package.rglob("*"), reverse=True):
+        if path.is_dir():
+            if not any(path.iterdir()):
+                path.rmdir()
+        elif path.relative_to(package).as_posix() not in _FEW:
+            path.unlink()
+    own = manifest_of(release)
+    family = folder / "patches" / own.family
+    few = set(sorted(own.files)[:3])
+    names = (family / "series").read_text().split()
+    kept = [name for name in names if set(_CHANGED.findall((family / name).read_text())) <= few]
+    for name in {*names} - {*kept}:
+        (family / name).unlink()
+    (family / "series").write_text("\n".join(kept) + "\n")
+    _make_manifest(family, release)
+    return folder
+
+
+def earlier_checkout(folder: Path, release: str, *, of: Path = ROOT) -> Path:
     """Make ``folder`` a checkout of an overlay 0.0.1 for ``release``, differing in every way.
 
-    It has one module that today's has not, lacks none, another text in one, does not hook what
-    today's last patch hooks, and hooks a file that today's does not.
+    It has one module that the checkout ``of`` has not, lacks none, another text in one, does not
+    hook what that one's last patch hooks, and hooks a file that it does not.
     """
-    folder.mkdir()
-    for script in ("apply.py", "commandline.py"):
-        shutil.copy2(ROOT / script, folder)
-    for name in ("patcher", "overlay", "patches"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    _copy_checkout(of, folder)
     package = folder / "overlay" / "sglang_overlay"
     _edit(package / "__init__.py", lambda text: _with_version(text, "0.0.1"))
     _edit(package / "switches.py", lambda text: text + "\n# As it was in 0.0.1.\n")
@@ -69,10 +96,7 @@ def earlier_checkout(folder: Path, release: str) -> Path:
     mark = "9001-version-mark.patch"
     (family / mark).write_text(_HEADER + "Remove when: now\n\n" + _marking_diff(release))
     (family / "series").write_text("\n".join([*names[:-1], mark]) + "\n")
-    shutil.rmtree(family / "manifests")
-    (family / "manifests").mkdir()
-    made = manifest.render(manifests.make(family, release))
-    (family / "manifests" / f"{release}.json").write_bytes(made)
+    _make_manifest(family, release)
     return folder
 
 
@@ -127,6 +151,22 @@ def patched_view(tree: Snapshot, site: Path) -> dict[str, Entry]:
     content = files.digest(json.dumps(text, sort_keys=True).encode())
     view[receipt.PATH] = replace(view[receipt.PATH], content=content)
     return view
+
+
+def _copy_checkout(checkout: Path, folder: Path) -> None:
+    folder.mkdir()
+    for script in ("apply.py", "commandline.py"):
+        shutil.copy2(checkout / script, folder)
+    for name in ("patcher", "overlay", "patches"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(checkout / name, folder / name, ignore=ignored)
+
+
+def _make_manifest(family: Path, release: str) -> None:
+    shutil.rmtree(family / "manifests")
+    (family / "manifests").mkdir()
+    made = manifest.render(manifests.make(family, release))
+    (family / "manifests" / f"{release}.json").write_bytes(made)
 
 
 def _after(source: Source, release: str) -> dict[str, str]:
