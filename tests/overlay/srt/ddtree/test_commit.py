@@ -69,7 +69,7 @@ def test_where_a_page_is_a_slot_the_paths_slots_come_first(ddtree: Any) -> None:
     assert kept[0][:3] == [100, 102, 105]
     assert kept[1][0] == 200
     # Every slot is kept or freed once.
-    both = sorted(sum(kept, []) + own.token_to_kv_pool_allocator.freed)
+    both = sorted([*kept[0], *kept[1], *own.token_to_kv_pool_allocator.freed])
     assert both == [*range(100, 106), *range(200, 206)]
 
 

@@ -80,7 +80,12 @@ def test_verify_walks_counts_and_commits(ddtree: Any, monkeypatch: pytest.Monkey
     for row, token in enumerate([8, 9, 0, 4, 3, 0, 0, 0]):
         logits[row, token] = 1.0
     seen: list[Any] = []
-    monkeypatch.setattr(ddtree.commit, "commit", lambda *given: seen.append(given) or "done")
+
+    def commit(*given: Any) -> str:
+        seen.append(given)
+        return "done"
+
+    monkeypatch.setattr(ddtree.commit, "commit", commit)
     own, output = batch(), SimpleNamespace(next_token_logits=logits)
     assert info.verify(batch=own, logits_output=output, page_size=64) == "done"
     ((path, *others),) = seen
