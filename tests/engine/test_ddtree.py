@@ -80,12 +80,18 @@ def run_workload(
     return result
 
 
+def reference(launch: Launch, stock: Path) -> Launch:
+    """Return a launch of SGLang as released that decodes plainly with the target of ``launch``."""
+    if launch.grouped:
+        return Launch(tree=stock, grouped=True, attention="torch_native").plain()
+    return Launch(tree=stock, experts=launch.experts).plain()
+
+
 def check_plain(
     launch: Launch, stock: Path, workload: Workload, *, quick: bool = True
 ) -> tuple[Report, Outcome]:
     """Run ``workload`` with drafts of every kind; it must give plain decoding's tokens."""
-    reference = Launch(tree=stock, experts=launch.experts).plain()
-    plain = generate(reference, workload)
+    plain = generate(reference(launch, stock), workload)
     report = play(
         run_workload,
         launch,
@@ -142,6 +148,23 @@ def test_a_target_with_experts(stock: Path, overlay: Path) -> None:
     check_plain(ddtree(overlay, experts=True), stock, SMALL)
 
 
+@pytest.mark.parametrize(
+    ("attention", "page"),
+    [
+        pytest.param("triton", 1, marks=pytest.mark.full),
+        ("triton", 64),
+        pytest.param("portable", 1, marks=pytest.mark.full),
+        pytest.param("portable", 64, marks=pytest.mark.full),
+    ],
+)
+def test_a_target_with_grouped_heads(stock: Path, overlay: Path, attention: str, page: int) -> None:
+    """Keys and values have buffers of their own there, which the commit on pages moves."""
+    report, _ = check_plain(ddtree(overlay, attention, page, grouped=True), stock, SMALL)
+    path = "stock-mask" if attention == "triton" else "portable-tree"
+    assert report.result["identity"]["verify_path"] == path
+    assert {count for step in report.steps[0] for count in step.committed} >= {1, 2, 3, 4, 5}
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(("attention", "page"), WAYS)
 def test_400_tokens_at_a_tree_of_64(stock: Path, overlay: Path, attention: str, page: int) -> None:
@@ -189,6 +212,7 @@ def live(bed: Any, prompts: list[list[int]], tokens: int, quick: bool) -> dict[s
     """Scene: requests that join late, end early in every way, are aborted, biased and refused."""
     from sglang.srt.managers.io_struct import AbortReq
     from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
 
     if quick:
         quicken(bed)
@@ -225,6 +249,9 @@ def live(bed: Any, prompts: list[list[int]], tokens: int, quick: bool) -> dict[s
     bias = {str(token): -100.0 for token in done["first"].output_ids[:2]}
     done["biased"] = bed.submit(prompts[0], tokens=tokens, logit_bias=bias)
     done["unbiased"] = bed.submit(prompts[1], tokens=tokens)
+    forbidden = {"token_ids": done["first"].output_ids[:2]}
+    done["processed"] = bed.submit(prompts[0], tokens=tokens, custom_params=forbidden)
+    done["processed"].custom_logit_processor = DisallowedTokensLogitsProcessor.to_str()
     bed.run()
     return {
         "tokens": {name: list(request.output_ids) for name, request in done.items()},
@@ -255,15 +282,16 @@ def test_requests_that_join_leave_stop_and_are_retracted(
         ("max_total_tokens", 384 if page == 64 else 180),
         ("schedule_conservativeness", 0.05),
     )
-    reference = play(live, Launch(tree=stock).plain(), prompts=LIVE, tokens=tokens, quick=False)
-    plain = reference.result
+    processors = ("enable_custom_logit_processor", True)
+    stock_launch = Launch(tree=stock, options=(processors,)).plain()
+    plain = play(live, stock_launch, prompts=LIVE, tokens=tokens, quick=False).result
     known = tuple(
         (tuple(prompt), tuple(plain["tokens"][name]))
         for prompt, name in zip(LIVE[:3], ("first", "late", "short"), strict=True)
     )
     report = play(
         live,
-        ddtree(overlay, attention, page, options=tight),
+        ddtree(overlay, attention, page, options=(*tight, processors)),
         known=known,
         prompts=LIVE,
         tokens=tokens,
@@ -277,8 +305,90 @@ def test_requests_that_join_leave_stop_and_are_retracted(
     assert found["retracted"] > 0
     assert len(found["tokens"]["stop token"]) == len(found["tokens"]["stop string"]) < tokens
     assert found["tokens"]["biased"] != found["tokens"]["first"]
+    assert found["tokens"]["processed"] == found["tokens"]["biased"]
     # Some of it was accepted as drafts, also where a bias had changed the target's choice.
     assert max(count for step in report.steps[0] for count in step.committed) > 3
+
+
+def finish(bed: Any, prompt: list[int], stops: list[list[int]], quick: bool) -> dict[str, Any]:
+    """Scene: for each of ``stops``, a place and its token, requests that end there in each way."""
+    if quick:
+        quicken(bed)
+    bed.scheduler.tokenizer = Words()
+    free = bed.free_slots()
+    found: dict[str, Any] = {}
+    ways: dict[str, Any] = {
+        "tokens": lambda at, token: {"tokens": at + 1},
+        "stop token": lambda at, token: {"ignore_eos": False, "stop_token_ids": [token]},
+        "stop string": lambda at, token: {"stop": [f"<{token}>"]},
+    }
+    for way, asked in ways.items():
+        ends, later = [], []
+        with Cuts.counted(quick) as cuts:
+            for at, token in stops:
+                request = bed.submit(prompt, **({"tokens": 40} | asked(at, token)))
+                bed.run()
+                ends.append(list(request.output_ids))
+                # Reads on in the rows that the request left in the cache.
+                follower = bed.submit([*prompt, *request.output_ids, 7], tokens=4)
+                bed.run()
+                later.append(list(follower.output_ids))
+                bed.scheduler.flush_cache()
+        found[way] = {"ends": ends, "later": later, "cuts": cuts.count}
+    return found | {"lost": free - bed.free_slots()}
+
+
+class Cuts:
+    """Counts the accepted paths that a finished request left before their end."""
+
+    count = 0
+
+    @classmethod
+    @contextmanager
+    def counted(cls, trees: bool) -> Iterator[Cuts]:
+        own = cls()
+        if not trees:
+            yield own
+            return
+        from sglang_overlay.srt.ddtree import commit
+
+        stock = commit.commit
+
+        def watched(path: Any, *others: Any) -> Any:
+            result = stock(path, *others)
+            own.count += int((result[1] < path.held.sum(dim=1)).sum())
+            return result
+
+        with mock.patch.object(commit, "commit", watched):
+            yield own
+
+
+@pytest.mark.parametrize(
+    ("attention", "page", "ends"),
+    [
+        pytest.param("flashmla", 64, slice(3, 6), id="flashmla-page-64-few"),
+        pytest.param("flashmla", 64, slice(12), id="flashmla-page-64", marks=pytest.mark.full),
+        pytest.param("triton", 1, slice(12), id="triton-page-1", marks=pytest.mark.full),
+    ],
+)
+def test_requests_that_end_inside_a_path(
+    stock: Path, overlay: Path, attention: str, page: int, ends: slice
+) -> None:
+    prompt = LIVE[0]
+    workload = Workload(rounds=((tuple(prompt),),), tokens=40)
+    known = generate(Launch(tree=stock).plain(), workload).known()
+    tokens = known[0][1]
+    # Tokens that come for the first time, so that nothing ends before them.
+    stops = [(at, token) for at, token in enumerate(tokens) if token not in tokens[:at]][ends]
+    scene: dict[str, Any] = {"prompt": prompt, "stops": stops}
+    plain = play(finish, Launch(tree=stock).plain(), quick=False, **scene).result
+    found = play(finish, ddtree(overlay, attention, page), known=known, quick=True, **scene).result
+    assert found["lost"] == plain["lost"] == 0
+    for way in ("tokens", "stop token", "stop string"):
+        assert found[way]["ends"] == plain[way]["ends"], way
+        assert found[way]["later"] == plain[way]["later"], way
+        assert found[way]["cuts"] > 0, way
+        assert [len(end) for end in found[way]["ends"]] == [at + 1 for at, _ in stops], way
 
 
 def refuse(bed: Any) -> list[str]:
@@ -391,6 +501,16 @@ class Rows:
         worker = bed.scheduler.draft_worker
         runner, drafter = worker.model_runner, worker.draft_model_runner
         table = runner.req_to_token_pool.req_to_token
+        target = runner.token_to_kv_pool
+        # Of an MLA model both the latent's end and the rope part are looked at.
+        layers = (
+            [target.kv_buffer[-1]]
+            if runner.use_mla_backend
+            else [
+                target.k_buffer[-1],
+                target.v_buffer[-1],
+            ]
+        )
         stock = type(worker)._append_target_hidden_to_draft_kv
 
         def append(own: Any, batch: Any, draft_input: Any) -> None:
@@ -400,7 +520,7 @@ class Rows:
                 both = [
                     drafter.token_to_kv_pool.k_buffer[0][slots].flatten(1)[:, :24],
                     drafter.token_to_kv_pool.v_buffer[0][slots].flatten(1)[:, :8],
-                    runner.token_to_kv_pool.kv_buffer[-1][slots].flatten(1)[:, 500:530],
+                    *(layer[slots].flatten(1)[:, -76:-46] for layer in layers),
                 ]
                 self.rows[str(list(request.origin_input_ids))] = torch.cat(both, 1).tolist()
 
@@ -509,19 +629,26 @@ def distance(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
     return worst
 
 
-@pytest.mark.parametrize(("attention", "page"), WAYS[:2])
+@pytest.mark.parametrize(
+    ("attention", "page", "grouped"),
+    [
+        pytest.param("flashmla", 64, False, id="flashmla-page-64"),
+        pytest.param("triton", 1, False, id="triton-page-1"),
+        pytest.param("triton", 64, True, id="grouped-page-64", marks=pytest.mark.full),
+    ],
+)
 def test_nodes_and_rows_are_those_of_chains_and_faults_show(
-    stock: Path, overlay: Path, attention: str, page: int
+    stock: Path, overlay: Path, attention: str, page: int, grouped: bool
 ) -> None:
     workload = Workload(rounds=(tuple(map(tuple, BELOW)),), tokens=BELOW_TOKENS)
-    known = generate(Launch(tree=stock).plain(), workload).known()
-    chains = play(
-        keep_rows, Launch(tree=stock), known=known, prompts=BELOW, tokens=BELOW_TOKENS
-    ).result
+    launch = ddtree(overlay, attention, page, size=16, grouped=grouped)
+    known = generate(reference(launch, stock), workload).known()
+    chain = Launch(tree=stock, grouped=grouped, attention="triton" if grouped else "flashmla")
+    chains = play(keep_rows, chain, known=known, prompts=BELOW, tokens=BELOW_TOKENS).result
     faults = [each for each in ("", *FAULTS) if page > 1 or each != "mover"]
     found = play(
         look_below,
-        ddtree(overlay, attention, page, size=16),
+        launch,
         known=known,
         prompts=BELOW,
         tokens=BELOW_TOKENS,

@@ -9,7 +9,10 @@ torch already. With ``SGLANG_OVERLAY_DISABLE=1`` every decorator returns SGLang'
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import Any
+
+import torch
 
 from sglang_overlay.srt import graph_table, tree_verify
 from sglang_overlay.srt.hooks import Function, unless_disabled
@@ -118,7 +121,14 @@ def replay_metadata(stock: Function) -> Function:
 
 
 def forward_extend(stock: Function) -> Function:
-    """Decorate ``forward_extend``: attend in a verify step."""
+    """Decorate ``forward_extend``: attend in a verify step.
+
+    SGLang's MLA models hand the rope parts of queries and keys over apart, or not, by the name of
+    the target's backend. EAGLE's drafter may have another one: on Triton beside FlashInfer it ended
+    in a TypeError at the first prompt with a cached prefix. Parts that ``stock`` does not take
+    apart are joined.
+    """
+    takes_rope = "q_rope" in inspect.signature(stock).parameters
 
     @functools.wraps(stock)
     def forward(
@@ -132,8 +142,17 @@ def forward_extend(stock: Function) -> Function:
         **others: Any,
     ) -> Any:
         verify = tree_verify.of(backend, forward_batch.forward_mode)
+        if not takes_rope and others.get("q_rope") is not None:
+            q = _join(q, others.pop("q_rope"), layer.tp_q_head_num)
+            k = _join(k, others.pop("k_rope"), layer.tp_k_head_num)
         if verify is None:
             return stock(backend, q, k, v, layer, forward_batch, save_kv_cache, **others)
         return verify.attend(q, k, v, layer, forward_batch, save_kv_cache, **others)
 
     return unless_disabled(stock, forward)
+
+
+def _join(latent: torch.Tensor, rope: torch.Tensor, heads: int) -> torch.Tensor:
+    """Return [tokens, heads, latent + rope] from both parts, each [tokens, heads × width] or so."""
+    rows = latent.shape[0]
+    return torch.cat([latent.view(rows, heads, -1), rope.view(rows, heads, -1)], dim=-1)

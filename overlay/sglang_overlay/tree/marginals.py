@@ -6,7 +6,10 @@ same way. The normaliser covers the whole vocabulary, because `build` compares s
 depths. The head's padding rows take no part.
 
 Equal logits, frequent in bf16, are ordered by token id, on each device and for any split: a logit
-and its token are packed into one int64 whose order is that, so no top-k ever sees a tie.
+and its token are packed into one int64 whose order is that, so no top-k that decides sees a tie.
+Over the vocabulary that would be slow (64-bit keys of every logit), so a rank first finds the k-th
+largest logit by value, which no order of ties changes, then the k tokens that are above it or are
+the first of those equal to it, by one int32 key each. Only those k are packed.
 """
 
 from __future__ import annotations
@@ -51,7 +54,7 @@ def top_log_probs(
     """Return (log_probs [tokens, k] float32, descending, candidates [tokens, k] int64).
 
     ``hidden`` [tokens, hidden size] is cast to the head's dtype, as the greedy head does. At most
-    ``max_logits`` logits (or one token's, if those are more) exist at a time, and about 20 bytes
+    ``max_logits`` logits (or one token's, if those are more) exist at a time, and about 16 bytes
     are in use for each. ``k`` beyond the vocabulary gives candidates of −inf, token 0; so does
     everything of a token whose logits are NaN or whose largest is infinite.
 
@@ -87,10 +90,10 @@ def _local_top(hidden: torch.Tensor, head: VocabParallelHead, k: int) -> torch.T
         if segment.rows == 0:
             continue
         weight = head.weight[segment.row : segment.row + segment.rows]
-        logits = torch.matmul(hidden, weight.T).float()
-        sums.append(torch.logsumexp(logits, dim=1))
-        keys = _pack(logits, segment.token)
-        packed.append(keys.topk(min(k, segment.rows), dim=1).values)
+        logits = torch.matmul(hidden, weight.T)
+        sums.append(torch.logsumexp(logits.float(), dim=1))
+        first = _first_rows(logits, min(k, segment.rows))
+        packed.append(_pack(logits.gather(1, first).float(), first + segment.token))
     top = torch.cat(packed, dim=1).topk(k, dim=1).values
     normaliser = torch.full((hidden.shape[0],), float("-inf"), device=hidden.device)
     for one in sums:
@@ -111,13 +114,32 @@ def _merge(gathered: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.where(known, log_probs, float("-inf")), torch.where(known, candidates, 0)
 
 
-def _pack(logits: torch.Tensor, token: int) -> torch.Tensor:
-    """Return int64 keys that are ordered as (logit, then the smaller token) is."""
+def _first_rows(logits: torch.Tensor, k: int) -> torch.Tensor:
+    """Return [tokens, k] int64, in no order: the rows of the k largest ``logits`` [tokens, rows].
+
+    Of equal ones the smaller rows are taken. Where a logit is NaN the rows are any.
+    """
+    rows = logits.shape[1]
+    # Which of equal logits this one finds is arbitrary; the smallest value is not.
+    least = logits.topk(k, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
+    earlier = torch.arange(rows, 0, -1, dtype=torch.int32, device=logits.device)
+    # Fewer than k are above, and with those that are equal there are k at least: keys of 0 lose.
+    keys = torch.where(logits >= least, earlier, 0)
+    keys = torch.where(logits > least, earlier + rows, keys)
+    best = keys.topk(k, dim=1, sorted=False).values
+    # The keys of a row with NaN may be 0.
+    return (-best).remainder_(rows).long()
+
+
+def _pack(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Return int64 keys that are ordered as (logit, then the smaller token) is.
+
+    ``logits`` float32 and ``tokens`` int64 have one shape.
+    """
     # −0 and +0 are equal; adding +0 makes their bits so.
     bits = (logits + 0.0).view(torch.int32)
     ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
-    ids = torch.arange(token, token + logits.shape[1], device=logits.device)
-    return (ordered << 32) | (_TOKEN_MASK - ids)
+    return (ordered << 32) | (_TOKEN_MASK - tokens)
 
 
 def _unpack(keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -260,3 +260,39 @@ def test_a_table_that_is_wide_enough_or_given_is_left_alone() -> None:
     assert table_given(backend_of(4096, 16)) is None
     given = torch.zeros(3, 1)
     assert table_given(backend_of(4096, 100), given) is given
+
+
+def parts(heads: int, width: int, offset: float) -> torch.Tensor:
+    return torch.arange(3 * heads * width, dtype=torch.float32).view(3, heads * width) + offset
+
+
+def test_rope_parts_are_joined_where_a_backend_takes_none() -> None:
+    """EAGLE's drafter on Triton got them apart from a model that asks for FlashInfer's name."""
+    seen: list[Any] = []
+
+    def whole(backend: Any, q: Any, k: Any, v: Any, *others: Any) -> None:
+        seen.append((q, k, v))
+
+    def apart(backend: Any, q: Any, k: Any, v: Any, *others: Any, q_rope: Any, k_rope: Any) -> None:
+        seen.append((q, k, v, q_rope, k_rope))
+
+    layer = SimpleNamespace(tp_q_head_num=2, tp_k_head_num=1)
+    batch = SimpleNamespace(forward_mode=DECODE)
+    query, query_rope = parts(2, 4, 0), parts(2, 3, 100)
+    key, key_rope = parts(1, 4, 200), parts(1, 3, 300)
+    for method in (whole, apart):
+        forward: Any = verify_hooks.forward_extend(method)
+        forward(
+            SimpleNamespace(),
+            *(query, key, key, layer, batch),
+            q_rope=query_rope.view(3, 2, 3),
+            k_rope=key_rope.view(3, 1, 3),
+        )
+    q, k, v = seen[0]
+    assert (q.shape, k.shape) == ((3, 2, 7), (3, 1, 7))
+    assert torch.equal(q[..., :4].reshape(3, -1), query)
+    assert torch.equal(q[..., 4:].reshape(3, -1), query_rope)
+    assert torch.equal(k[..., 4:].reshape(3, -1), key_rope)
+    assert v is key
+    assert seen[1][0] is query
+    assert seen[1][3].shape == (3, 2, 3)

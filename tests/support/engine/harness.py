@@ -63,6 +63,8 @@ def _install(orders: Orders) -> None:
     mixin = pools.ModelRunnerKVCacheMixin
     mixin._profile_available_bytes = lambda self, before: 1 << 30
     _keep_draft_embeddings_whole(dflash.DFlashDraftModel)
+    # EAGLE's drafter waits for a GPU when it takes over the target's embeddings.
+    torch.cuda.synchronize = _wait_for_nothing
     drafts.install(orders.known, shifted=orders.fault == "wrong-drafts")
     steps.install(record)
     adapter.install()
@@ -83,6 +85,10 @@ def _keep_draft_embeddings_whole(model: Any) -> None:
         )
 
     model.forward = forward
+
+
+def _wait_for_nothing(device: Any = None) -> None:
+    """Stand in for ``torch.cuda.synchronize``."""
 
 
 def _fill_and_mark(model: torch.nn.Module, *, record: Record) -> None:

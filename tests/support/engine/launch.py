@@ -22,8 +22,8 @@ _MODELS = REPOSITORY / ".cache" / "engine-models"
 class Launch:
     """How to start SGLang.
 
-    ``tree`` holds ``sglang/`` and its dist-info. ``algorithm`` is ``DFLASH``, ``DDTREE`` or
-    empty for plain decoding. ``experts`` and ``grouped`` choose another target: with mixtures of
+    ``tree`` holds ``sglang/`` and its dist-info. ``algorithm`` is ``DFLASH``, ``DDTREE``, ``EAGLE``
+    or empty for plain decoding. ``experts`` and ``grouped`` choose another target: with mixtures of
     experts, and with grouped-query attention instead of MLA. ``options`` are further server
     arguments by their Python name, ``variables`` further environment variables; both override the
     bed's own.
@@ -72,9 +72,10 @@ class Launch:
             "log_level": "warning",
         }
         if self.algorithm:
+            drafter = models.nextn_drafter if self.algorithm == "EAGLE" else models.drafter
             arguments |= {
                 "speculative_algorithm": self.algorithm,
-                "speculative_draft_model_path": str(models.drafter),
+                "speculative_draft_model_path": str(drafter),
                 "speculative_draft_attention_backend": "triton",
             }
         return arguments | dict(self.options)

@@ -1,4 +1,4 @@
-"""Model folders small enough for two cores: targets like DeepSeek-V3 and Llama, a DFlash drafter.
+"""Model folders small enough for two cores: targets like DeepSeek-V3 and Llama, and drafters.
 
 They hold a configuration only. SGLang loads them with ``load_format=dummy``, and the harness fills
 in weights (`tests.support.engine.weights`); tokens are ids, so there is no tokenizer either.
@@ -27,6 +27,7 @@ class Models:
     moe_target: Path
     grouped_target: Path
     drafter: Path
+    nextn_drafter: Path
 
 
 def write_models(folder: Path) -> Models:
@@ -36,11 +37,14 @@ def write_models(folder: Path) -> Models:
         moe_target=folder / "target-moe",
         grouped_target=folder / "target-grouped",
         drafter=folder / "drafter",
+        nextn_drafter=folder / "drafter-nextn",
     )
     _write(made.target, _target(experts_from=TARGET_LAYERS))
     _write(made.moe_target, _target(experts_from=1))
     _write(made.grouped_target, _grouped_target())
     _write(made.drafter, _drafter())
+    # SGLang makes the one-layer EAGLE drafter of DeepSeek-V3 from a target's own description.
+    _write(made.nextn_drafter, _target(experts_from=1) | {"num_nextn_predict_layers": 1})
     return made
 
 
