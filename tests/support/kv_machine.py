@@ -273,11 +273,11 @@ class failing:
         elif self._where == "release":
             self._bed.allocator.free = fail
         else:
-            compactor._reserve = fail
+            self._bed.allocator.free_map.take = fail
 
     def __exit__(self, *_: object) -> None:
         self._compactor._movers = self._movers
-        vars(self._compactor).pop("_reserve", None)
+        vars(self._bed.allocator.free_map).pop("take", None)
         vars(self._bed.allocator).pop("free", None)
 
 

@@ -114,12 +114,12 @@ class Compactor:
     def _carry_out(self, nodes: Sequence[Any], destinations: Sequence[Units]) -> int:
         """Move ``nodes`` to the units ``destinations``; put everything back if anything fails."""
         allocator = self._allocator
-        before = (allocator.free_pages, allocator.release_pages)
+        before = allocator.free_map.copy()
         values = [node.value for node in nodes]
         try:
             units = torch.from_numpy(np.concatenate(destinations)).to(allocator.device)
             destination = self._slots(units)
-            self._reserve(units)
+            allocator.free_map.take(units)
             source = torch.cat(values)
             for mover in self._movers:
                 mover(destination, source)
@@ -131,17 +131,11 @@ class Compactor:
             # Nothing was written over what the old slots hold: going back to them is enough.
             for node, value in zip(nodes, values, strict=True):
                 node.value = value
-            allocator.free_pages, allocator.release_pages = before
+            allocator.free_map = before
             self.tally.refused_failure += 1
             logger.exception("a pass of KV compaction failed and was taken back")
             return 0
         return len(source)
-
-    def _reserve(self, units: torch.Tensor) -> None:
-        """Take ``units`` [n] out of the free list, rebound."""
-        self._allocator.merge_and_sort_free()
-        free = self._allocator.free_pages
-        self._allocator.free_pages = free[~torch.isin(free, units)]
 
     def _slots(self, units: torch.Tensor) -> torch.Tensor:
         page = self._allocator.page_size
