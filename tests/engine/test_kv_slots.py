@@ -74,9 +74,9 @@ def moving_everything(
         buffers = [buffer for pool in pools.values() for buffer in row_buffers(pool).tensors]
         return [buffer[node.value].clone() for node in nodes for buffer in buffers]
 
-    def checked_pass(*, unlocked: bool) -> int:
+    def checked_pass() -> int:
         before, free = rows(), bed.free_slots()
-        moved: int = stock_pass(unlocked=unlocked)
+        moved: int = stock_pass()
         if bed.free_slots() != free:
             raise RuntimeError("a pass changed the number of free slots")
         if not all(map(torch.equal, before, rows())):

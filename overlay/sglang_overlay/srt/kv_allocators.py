@@ -32,6 +32,7 @@ class _Placement:
 
     free_map: FreeMap
     changes = 0
+    _nowhere: torch.Tensor
     _runs: Runs | None = None
     _uses = 0
     _borrowing = False
@@ -71,6 +72,7 @@ class _Placement:
         self.changes += 1
         self.free_map = FreeMap(self.size // self.page_size, self.device)
         self.release_pages = torch.empty(0, dtype=torch.int64, device=self.device)
+        self._nowhere = torch.full((1,), NOTHING, dtype=torch.int64, device=self.device)
         self.is_not_in_free_group, self.free_group = True, []
         self._borrowing, self._runs = False, None
 
@@ -94,9 +96,8 @@ class _Placement:
             self._runs, self._uses = longest_runs(self.free_map), KEPT
         return place(self.free_map, demand, self._runs, headroom=HEADROOM // self.page_size)
 
-    def _newcomer(self: Any, units: int) -> Demand:
-        nowhere = torch.full((1,), NOTHING, dtype=torch.int64, device=self.device)
-        return Demand(last=nowhere, counts=[units])
+    def _newcomer(self, units: int) -> Demand:
+        return Demand(last=self._nowhere, counts=[units])
 
 
 class PlacedTokenAllocator(_Placement, TokenToKVPoolAllocator):  # type: ignore[misc]
@@ -141,7 +142,8 @@ class PlacedPagedAllocator(_Placement, PagedTokenToKVPoolAllocator):  # type: ig
 
     def alloc(self, need_size: int) -> torch.Tensor | None:
         """Return slots [need_size] int64 in whole pages, or None where fewer are free."""
-        pages = self._place(self._newcomer(need_size // self.page_size), prompt=True)
+        needed = need_size // self.page_size
+        pages = self._place(self._newcomer(needed), prompt=needed > FEW)
         if pages is None:
             return None
         within = torch.arange(self.page_size, device=self.device)
