@@ -23,24 +23,50 @@ NOTHING = -1
 # Runs that a list of the longest ones has at most.
 LONGEST = 256
 LANES = 1024
+# Units that the kernel looks at at once where most are taken.
+WIDE = 8192
 
 Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Demand:
-    """What the requests of a batch need: ``counts`` units each, to follow unit ``last``.
+class RowEnds:
+    """The last slots of requests, as they stand in SGLang's table: read when they are needed.
 
-    ``last`` [requests] int64 on the device, `NOTHING` for a request that has none yet.
+    ``table`` [rows, context] int32, ``rows`` and ``lengths`` [requests] int.
     """
 
-    last: torch.Tensor
+    table: torch.Tensor
+    rows: torch.Tensor
+    lengths: torch.Tensor
+
+    def slots(self) -> torch.Tensor:
+        """Return the slots [requests] int32."""
+        return self.table[self.rows, self.lengths - 1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demand:
+    """What the requests of a batch need: ``counts`` units each, to follow slot ``last``.
+
+    ``last``: [requests] int64 on the device, `NOTHING` for a request that has none yet; or where
+    to read them.
+    """
+
+    last: torch.Tensor | RowEnds
     counts: Sequence[int]
+    page_size: int = 1
 
     @property
     def total(self) -> int:
         """Return the units of the whole batch."""
         return sum(self.counts)
+
+    def units(self) -> torch.Tensor:
+        """Return the unit [requests] int64 that each request ends in, `NOTHING` for none."""
+        slots = self.last.slots() if isinstance(self.last, RowEnds) else self.last
+        # Slot −1, which is none, is in unit −1.
+        return slots.long() // self.page_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +103,10 @@ def _positions(size: int, device: torch.device) -> torch.Tensor:
     return torch.arange(size, device=device)
 
 
-def place(free: FreeMap, demand: Demand, runs: Runs, *, headroom: int) -> torch.Tensor:
-    """Take units from ``free`` for ``demand``.
+def place(
+    free: FreeMap, demand: Demand, runs: Runs, *, headroom: int, spare: int = 0
+) -> torch.Tensor:
+    """Take units from ``free`` for ``demand``, and look for ``spare`` more, which stay free.
 
     Each request goes on where it ended, as far as that is free. What is left of its demand goes to
     one of the longest ``runs``, another for each request, up to ``headroom`` units behind its
@@ -86,43 +114,61 @@ def place(free: FreeMap, demand: Demand, runs: Runs, *, headroom: int) -> torch.
     longest runs first. ``runs`` may be out of date: a unit is looked at before it is taken.
 
     Returns:
-        The units [demand.total] int64, request after request.
+        The units [demand.total] int64, request after request; those to spare are in the map.
 
     Raises:
         ValueError: more is demanded than is free.
     """
     total = demand.total
-    if total > free.count:
+    if total + spare > free.count:
         raise ValueError(
-            f"demand: got {total} units, needed at most the {free.count} free ones; evict first"
+            f"demand: got {total} units and {spare} to spare, needed at most the {free.count} free "
+            "ones; evict first"
         )
+    on_host = free.flags.device.type == "cpu"
+    units = (_place_on_host if on_host else launch_place)(free, demand, runs, headroom, spare)
     free.count -= total
-    if free.flags.device.type == "cpu":
-        return _place_on_host(free, demand, runs, headroom)
-    return launch_place(free, demand, runs, headroom)
+    free.spare = units[total:] if spare else None
+    return units[:total]
 
 
-def launch_place(free: FreeMap, demand: Demand, runs: Runs, headroom: int) -> torch.Tensor:
-    """Launch the kernel; `place` keeps count."""
+def launch_place(
+    free: FreeMap, demand: Demand, runs: Runs, headroom: int, spare: int
+) -> torch.Tensor:
+    """Launch the kernel; `place` keeps count. Returns all units in one tensor."""
     requests = len(demand.counts)
     counts = _counts(tuple(demand.counts), free.flags.device)
     # Before the units, room for what the kernel notes of each request.
-    notes, out = counts.new_empty(2 * requests + demand.total).tensor_split([2 * requests])
+    found = counts.new_empty(2 * requests + demand.total + spare)
+    last, ends = demand.last, demand.last
+    if isinstance(ends, RowEnds):
+        last, rows, lengths, stride = ends.table, ends.rows, ends.lengths, ends.table.stride(0)
+    else:
+        rows, lengths, stride = counts, counts, 0
+    out = found[2 * requests :]
     place_units_kernel[(1,)](
         free.flags,
-        demand.last,
+        last,
+        rows,
+        lengths,
         counts,
         runs.starts,
         runs.lengths,
         out,
-        notes,
+        found,
+        stride,
         requests,
         free.units,
         runs.starts.shape[0],
         headroom,
+        demand.total,
+        spare,
+        FROM_TABLE=isinstance(ends, RowEnds),
+        PAGE=demand.page_size,
         ROWS=32,
         COLUMNS=64,
         LANES=LANES,
+        WIDE=WIDE,
         num_warps=8,
     )
     return out
@@ -134,32 +180,41 @@ def _counts(counts: tuple[int, ...], device: torch.device) -> torch.Tensor:
     return torch.tensor(counts, dtype=torch.int64).to(device, non_blocking=True)
 
 
-def _place_on_host(free: FreeMap, demand: Demand, runs: Runs, headroom: int) -> torch.Tensor:
+def _place_on_host(
+    free: FreeMap, demand: Demand, runs: Runs, headroom: int, spare: int
+) -> torch.Tensor:
     """Do what the kernel does, and in its order."""
     flags = free.flags.numpy()
-    out = [_Share(flags, count) for count in demand.counts]
+    shares = [_Share(flags, count) for count in demand.counts]
     ends: set[int] = set()
-    for share, last in zip(out, demand.last.tolist(), strict=True):
+    for share, last in zip(shares, demand.units().tolist(), strict=True):
         # Two requests may end at the same unit, that of a prefix they share: the first goes on.
         if share.needed and last != NOTHING and last not in ends:
             ends.add(last)
             share.take_run(last + 1, free.units + 1)
     homes = list(zip(runs.starts.tolist(), runs.lengths.tolist(), strict=True))
     used = 0
-    for share in out:
+    for share in shares:
         found = False
         while share.needed and not found and used < len(homes):
             start, length = homes[used]
-            gap = min(max((length - share.needed) // 2, 0), headroom)
-            found = share.take_run(start + gap, start + length)
+            end = start + length
+            # Whoever ended before the run may just have gone on into it.
+            start += share.first_free(start, end)
+            gap = min(max((end - start - share.needed) // 2, 0), headroom)
+            found = share.take_run(start + gap, end)
             used += 1
-    for share in out:
+    others = _Share(flags, spare)
+    for share in [*shares, others]:
         while share.needed and used < len(homes):
             start, length = homes[used]
             share.take_free(start, start + length)
             used += bool(share.needed)
         share.take_free(1, free.units + 1)
-    return torch.from_numpy(np.concatenate([part for share in out for part in share.parts]))
+    for units in others.parts:
+        flags[units] = 1
+    parts = [part for share in [*shares, others] for part in share.parts]
+    return torch.from_numpy(np.concatenate(parts))
 
 
 class _Share:
@@ -169,6 +224,11 @@ class _Share:
         self._flags = flags
         self.needed = needed
         self.parts: list[Array] = [np.empty(0, dtype=np.int64)]
+
+    def first_free(self, first: int, stop: int) -> int:
+        """Return how many units there are before the first free one; LANES if those are taken."""
+        near = self._flags[first : min(first + LANES, stop)]
+        return int(near.argmax()) if near.any() else LANES
 
     def take_run(self, first: int, stop: int) -> bool:
         """Take units from ``first`` on as far as they are free; say whether there were any."""

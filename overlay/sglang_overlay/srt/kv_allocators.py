@@ -14,7 +14,7 @@ import torch
 from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
 
 from sglang_overlay.kvcache.free_map import FreeMap
-from sglang_overlay.kvcache.placement import NOTHING, Demand, Runs, longest_runs, place
+from sglang_overlay.kvcache.placement import NOTHING, Demand, RowEnds, Runs, longest_runs, place
 
 # What a request may grow before it runs into the next one, in tokens, where there is room.
 HEADROOM = 1024
@@ -36,6 +36,9 @@ class _Placement:
     _runs: Runs | None = None
     _uses = 0
     _borrowing = False
+    # How many units windows want, and what the open one has of those to spare.
+    _wanted = 0
+    _lent: torch.Tensor | None = None
     # What an allocation of SGLang's is to take its pages from.
     _offer: torch.Tensor | None = None
 
@@ -54,17 +57,17 @@ class _Placement:
 
     def available_size(self: Any) -> int:
         """Return how many slots are free."""
-        return int(self.free_map.count * self.page_size)
+        lent = 0 if self._lent is None else len(self._lent)
+        return int((self.free_map.count - lent) * self.page_size)
 
     def backup_state(self) -> FreeMap:
         """Open a window: what is allocated until `restore_state` is given back by it."""
         self._borrowing = True
-        state, self.free_map = self.free_map, self.free_map.copy()
-        return state
+        return self.free_map
 
     def restore_state(self, state: FreeMap) -> None:
         """Close the window."""
-        self._borrowing = False
+        self._borrowing, self._lent = False, None
         self.free_map = state
 
     def clear(self: Any) -> None:
@@ -74,7 +77,7 @@ class _Placement:
         self.release_pages = torch.empty(0, dtype=torch.int64, device=self.device)
         self._nowhere = torch.full((1,), NOTHING, dtype=torch.int64, device=self.device)
         self.is_not_in_free_group, self.free_group = True, []
-        self._borrowing, self._runs = False, None
+        self._borrowing, self._runs, self._lent = False, None, None
 
     def quiet(self) -> bool:
         """Say whether no window and no group of releases is open."""
@@ -86,15 +89,36 @@ class _Placement:
         ``prompt``: they may be many, and deserve a fresh look at the free runs.
         """
         self.changes += 1
-        if demand.total > self.free_map.count:
+        if demand.total * self.page_size > self.available_size():
             return None
         if demand.total == 0:
-            return demand.last[:0]
-        # A window's units go back before anybody else is served: any will do.
-        self._uses = 0 if prompt and not self._borrowing else self._uses - 1
+            return self._nowhere[:0]
+        if self._borrowing:
+            return self._borrow(demand)
+        # Not where free units are so rare that the search would be long.
+        spare = self._wanted if self.free_map.count > demand.total + 4 * self._wanted else 0
+        return self._take(demand, prompt=prompt, spare=spare)
+
+    def _borrow(self, demand: Demand) -> torch.Tensor:
+        """Return units [demand.total] for a window: they go back at once, so any will do."""
+        self._wanted = max(self._wanted, demand.total)
+        spare, lent = self.free_map.spare, self._lent
+        if lent is None and spare is not None and demand.total <= len(spare):
+            # A window asks once, as a rule: then nothing need be taken, and given back.
+            self._lent = spare[: demand.total]
+            return self._lent
+        self.free_map = self.free_map.copy()
+        if lent is not None:
+            self.free_map.take(lent)
+            self._lent = lent[:0]
+        return self._take(demand, prompt=False, spare=0)
+
+    def _take(self: Any, demand: Demand, *, prompt: bool, spare: int) -> torch.Tensor:
+        self._uses = 0 if prompt else self._uses - 1
         if self._runs is None or self._uses <= 0:
             self._runs, self._uses = longest_runs(self.free_map), KEPT
-        return place(self.free_map, demand, self._runs, headroom=HEADROOM // self.page_size)
+        headroom = HEADROOM // self.page_size
+        return place(self.free_map, demand, self._runs, headroom=headroom, spare=spare)
 
     def _newcomer(self, units: int) -> Demand:
         return Demand(last=self._nowhere, counts=[units])
@@ -108,14 +132,13 @@ class PlacedTokenAllocator(_Placement, TokenToKVPoolAllocator):  # type: ignore[
 
     @contextmanager
     def following(
-        self, last_slots: torch.Tensor, counts: Sequence[int], *, prompt: bool
+        self, last: torch.Tensor | RowEnds, counts: Sequence[int], *, prompt: bool
     ) -> Iterator[None]:
         """Within: an allocation of ``sum(counts)`` slots is for these requests, in this order.
 
-        ``last_slots`` [requests] int, `NOTHING` for one that has none; see `Demand`. ``prompt``:
-        they are prompts, to be filled at once.
+        ``last`` and ``counts``: see `Demand`. ``prompt``: they are prompts, to be filled at once.
         """
-        self._demand, self._prompt = Demand(last=last_slots.long(), counts=counts), prompt
+        self._demand, self._prompt = Demand(last=last, counts=counts), prompt
         try:
             yield
         finally:
@@ -181,9 +204,8 @@ class PlacedPagedAllocator(_Placement, PagedTokenToKVPoolAllocator):  # type: ig
 
     def _growth(self, before: torch.Tensor, after: torch.Tensor, last: torch.Tensor) -> Demand:
         size = self.page_size
-        pages = (after + size - 1) // size - (before + size - 1) // size
-        # Slot −1, which is none, is on page −1.
-        return Demand(last=last.long() // size, counts=pages.tolist())
+        pages = -(-after.numpy() // size) + (-before.numpy() // size)
+        return Demand(last=last, counts=pages.tolist(), page_size=size)
 
     def _offering(self, demand: Demand, stock: Any, *args: Any, **kwargs: Any) -> Any:
         """Return what ``stock``, an allocation of SGLang's, gives out of pages for ``demand``."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
+from unittest import mock
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sglang_overlay.kvcache import placement
 from sglang_overlay.kvcache.free_map import FreeMap
 from sglang_overlay.kvcache.placement import (
     NOTHING,
     Demand,
+    RowEnds,
     Runs,
     launch_place,
     longest_runs,
@@ -36,20 +40,37 @@ def chosen(
     headroom: int = 4,
     by: str = "host",
     runs: Runs | None = None,
+    spare: int = 0,
+    page_size: int = 1,
+    in_table: bool = False,
 ) -> list[list[int]]:
-    """Return the units of each request, after a look at what remains."""
+    """Return the units of each request, and those to spare, after a look at what remains."""
     before = free_map(free, max(UNITS, *free))
-    demand = Demand(last=torch.tensor(last), counts=counts)
+    slots = torch.tensor([end if end == NOTHING else end * page_size + page_size // 2 for end in last])
+    demand = Demand(
+        last=in_a_table(slots) if in_table else slots, counts=counts, page_size=page_size
+    )
     runs = longest_runs(before) if runs is None else runs
     if by == "host":
-        units = place(before, demand, runs, headroom=headroom)
+        units, others = place(before, demand, runs, headroom=headroom, spare=spare), before.spare
     else:
-        units = launch_place(before, demand, runs, headroom)
+        found = launch_place(before, demand, runs, headroom, spare)
         before.count -= sum(counts)
+        units, others = found[: sum(counts)], found[sum(counts) :]
     assert before.listed().tolist() == sorted(set(free) - set(units.tolist()))
     assert before.count == len(free) - sum(counts)
     assert len(set(units.tolist())) == sum(counts)
-    return [part.tolist() for part in units.split(counts)]
+    parts = [part.tolist() for part in units.split(counts)]
+    return parts if others is None or not len(others) else [*parts, others.tolist()]
+
+
+def in_a_table(slots: torch.Tensor) -> RowEnds:
+    """Let request i have i + 1 tokens in row 2 * i of a table that has other slots elsewhere."""
+    requests = slots.shape[0]
+    rows, lengths = 2 * torch.arange(requests), 1 + torch.arange(requests)
+    table = torch.full((2 * requests, requests + 1), 4, dtype=torch.int32)
+    table[rows, lengths - 1] = slots.int()
+    return RowEnds(table=table, rows=rows, lengths=lengths)
 
 
 @BY
@@ -101,9 +122,9 @@ def test_a_prompt_longer_than_any_run_takes_the_next_longest(by: str) -> None:
 @BY
 def test_runs_that_are_out_of_date_are_passed_over(by: str) -> None:
     runs = longest_runs(free_map([*range(10, 20), *range(30, 36), 40, 41]))
-    free = [3, 5, *range(16, 20), *range(30, 36), 40]
-    found = chosen(free, [NOTHING, NOTHING], [2, 3], headroom=0, by=by, runs=runs)
-    assert found == [[30, 31], [40, 3, 5]]
+    free = [3, 5, *range(16, 20), *range(30, 36)]
+    found = chosen(free, [NOTHING] * 3, [2, 3, 2], headroom=0, by=by, runs=runs)
+    assert found == [[16, 17], [30, 31, 32], [3, 5]]
     # What is in no run of the list is found all the same.
     assert chosen([3, 5, 7], [NOTHING], [3], by=by, runs=runs) == [[3, 5, 7]]
 
@@ -115,8 +136,47 @@ def test_more_requests_than_free_runs_are_served(by: str) -> None:
 
 def test_more_than_is_free_is_refused() -> None:
     free, demand = free_map([1, 2]), Demand(last=torch.tensor([NOTHING]), counts=[3])
-    with pytest.raises(ValueError, match="got 3 units, needed at most the 2 free ones"):
+    with pytest.raises(ValueError, match="got 3 units and 0 to spare, needed at most the 2 free"):
         place(free, demand, longest_runs(free), headroom=0)
+
+
+@BY
+def test_units_to_spare_are_others_and_stay_free(by: str) -> None:
+    free = [*range(10, 30), 40, 41, 50]
+    *parts, spare = chosen(free, [9, NOTHING], [3, 2], headroom=0, by=by, spare=6)
+    assert parts == [[10, 11, 12], [13, 14]]
+    assert spare == [40, 41, 50, 15, 16, 17]
+
+
+@BY
+@pytest.mark.parametrize("page_size", [1, 64])
+def test_where_requests_ended_is_read_from_their_rows(by: str, page_size: int) -> None:
+    free, last, counts = [*range(10, 30), 41, 42, 50], [40, NOTHING, 9], [3, 2, 1]
+    want = chosen(free, last, counts)
+    assert (want[0][:2], want[2]) == ([41, 42], [10])
+    assert want == chosen(free, last, counts, by=by, page_size=page_size, in_table=True)
+
+
+def test_nothing_waits_for_the_device() -> None:
+    # Tensors of this device have no contents: to ask for one is an error.
+    free = FreeMap(1000, "meta")
+    launched = []
+    kernel = {(1,): lambda *args, **_: launched.append(args)}
+    ends = RowEnds(
+        table=torch.empty(4, 8, dtype=torch.int32, device="meta"),
+        rows=torch.empty(2, dtype=torch.int64, device="meta"),
+        lengths=torch.empty(2, dtype=torch.int64, device="meta"),
+    )
+    with mock.patch.object(placement, "place_units_kernel", kernel):
+        runs = longest_runs(free)
+        units = place(free, Demand(last=ends, counts=[3, 2]), runs, headroom=8, spare=4)
+        assert free.spare is not None
+        assert (len(units), len(free.spare), free.count, len(launched)) == (5, 4, 995, 1)
+        free.release(units)
+        free.take(free.spare)
+        assert (free.copy().count, free.spare) == (996, None)
+    with pytest.raises((NotImplementedError, RuntimeError)):
+        free.listed()
 
 
 @BY
@@ -168,15 +228,19 @@ def test_whatever_is_asked_is_served_from_what_is_free(
         assert all(b == a + 1 for a, b in pairwise(fresh[0]))
 
 
-@settings(max_examples=40, deadline=None)
-@given(demands(), demands(), st.integers(0, 12))
+@settings(max_examples=30, deadline=None)
+@given(demands(), demands(), st.integers(0, 12), st.integers(0, 9))
 def test_the_kernel_takes_what_the_host_takes(
     case: tuple[list[int], list[int], list[int]],
     earlier: tuple[list[int], list[int], list[int]],
     headroom: int,
+    spare: int,
 ) -> None:
     free, last, counts = case
+    spare = min(spare, len(free) - sum(counts))
     stale = longest_runs(free_map(earlier[0]))
     for runs in (None, stale):
-        by_kernel = chosen(free, last, counts, headroom=headroom, by="kernel", runs=runs)
-        assert by_kernel == chosen(free, last, counts, headroom=headroom, runs=runs)
+        case_of = partial(chosen, free, last, counts, headroom=headroom, runs=runs, spare=spare)
+        # Few at once, so that loops go round more than once.
+        with mock.patch.multiple(placement, LANES=8, WIDE=16):
+            assert case_of(by="kernel") == case_of()

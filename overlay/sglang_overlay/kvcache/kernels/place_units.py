@@ -10,7 +10,34 @@ import triton.language as tl
 
 
 @triton.jit
-def _go_on(free, last, counts, out, notes, requests, units, ROWS, COLUMNS):
+def _ends(last, rows, lengths, stride, request, exists, FROM_TABLE: tl.constexpr, PAGE):
+    """Return the unit that each request ends in, -1 for none."""
+    if FROM_TABLE:
+        row = tl.load(rows + request, mask=exists, other=0).to(tl.int64)
+        length = tl.load(lengths + request, mask=exists, other=1).to(tl.int64)
+        slot = tl.load(last + row * stride + length - 1, mask=exists, other=-1).to(tl.int64)
+    else:
+        slot = tl.load(last + request, mask=exists, other=-1).to(tl.int64)
+    return tl.where(slot < 0, -1, slot // PAGE)
+
+
+@triton.jit
+def _go_on(
+    free,
+    last,
+    rows,
+    lengths,
+    counts,
+    out,
+    notes,
+    stride,
+    requests,
+    units,
+    FROM_TABLE: tl.constexpr,
+    PAGE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
     """Give each request the units behind its last one; note where it is at and what it lacks."""
     row = tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
@@ -18,7 +45,7 @@ def _go_on(free, last, counts, out, notes, requests, units, ROWS, COLUMNS):
     for first in range(0, requests, ROWS):
         request = first + row
         exists = request < requests
-        end = tl.load(last + request, mask=exists, other=-1)
+        end = _ends(last, rows, lengths, stride, request, exists, FROM_TABLE, PAGE)
         count = tl.load(counts + request, mask=exists, other=0)
         start = begun + tl.cumsum(count, axis=0) - count
         begun += tl.sum(count, axis=0)
@@ -26,8 +53,9 @@ def _go_on(free, last, counts, out, notes, requests, units, ROWS, COLUMNS):
         rivals = tl.zeros([ROWS], tl.int32)
         for other in range(0, first + ROWS, ROWS):
             rival = other + row
-            rival_end = tl.load(last + rival, mask=rival < requests, other=-1)
-            rival_count = tl.load(counts + rival, mask=rival < requests, other=0)
+            rival_exists = rival < requests
+            rival_end = _ends(last, rows, lengths, stride, rival, rival_exists, FROM_TABLE, PAGE)
+            rival_count = tl.load(counts + rival, mask=rival_exists, other=0)
             same = (rival_end[None, :] == end[:, None]) & (rival_count > 0)[None, :]
             rivals += tl.sum((same & (rival[None, :] < request[:, None])).to(tl.int32), axis=1)
         goes = exists & (end >= 0) & (rivals == 0) & (count > 0)
@@ -51,6 +79,14 @@ def _go_on(free, last, counts, out, notes, requests, units, ROWS, COLUMNS):
 
 
 @triton.jit
+def _first_free(free, first, stop, LANES):
+    """Return how many units there are before the first free one; LANES if those are taken."""
+    lane = tl.arange(0, LANES)
+    is_free = tl.load(free + first + lane, mask=first + lane < stop, other=0) != 0
+    return tl.min(tl.where(is_free, lane, LANES), axis=0)
+
+
+@triton.jit
 def _take_run(free, out, first, stop, needed, LANES):
     """Take units from ``first`` on as far as they are free and needed; return how many."""
     lane = tl.arange(0, LANES)
@@ -70,6 +106,24 @@ def _take_run(free, out, first, stop, needed, LANES):
 
 
 @triton.jit
+def _take_any(free, out, needed, used, low, starts, lengths, homes, stop, LANES, WIDE):
+    """Take units out of the homes from number ``used`` on, then the lowest from ``low`` on.
+
+    Returns where both are then.
+    """
+    taken = tl.full([], 0, tl.int64)
+    while (taken < needed) & (used < homes):
+        first = tl.load(starts + used)
+        length = tl.load(lengths + used)
+        more, _ = _take_free(free, out + taken, first, first + length, needed - taken, LANES)
+        taken += more
+        used += (taken < needed).to(tl.int32)
+    if taken < needed:
+        _, low = _take_free(free, out + taken, low, stop, needed - taken, WIDE)
+    return used, low
+
+
+@triton.jit
 def _take_free(free, out, first, stop, needed, LANES):
     """Take the free units from ``first`` on below ``stop``, as many as needed; return how many.
 
@@ -81,40 +135,66 @@ def _take_free(free, out, first, stop, needed, LANES):
     while (taken < needed) & (at < stop):
         unit = at + lane
         is_free = (tl.load(free + unit, mask=unit < stop, other=0) != 0).to(tl.int64)
-        rank = tl.cumsum(is_free, axis=0)
-        mine = (is_free != 0) & (rank <= needed - taken)
-        tl.store(out + taken + rank - 1, unit, mask=mine)
-        tl.store(free + unit, 0, mask=mine)
-        taken += tl.sum(mine.to(tl.int64), axis=0)
+        # Most of the time all of them are taken.
+        if tl.sum(is_free, axis=0) > 0:
+            rank = tl.cumsum(is_free, axis=0)
+            mine = (is_free != 0) & (rank <= needed - taken)
+            tl.store(out + taken + rank - 1, unit, mask=mine)
+            tl.store(free + unit, 0, mask=mine)
+            taken += tl.sum(mine.to(tl.int64), axis=0)
+            tl.debug_barrier()
+        # Once nothing is needed, the rest of these units may be free, and is left for others.
         at += tl.where(taken < needed, LANES, 0)
-        tl.debug_barrier()
-        # Nothing is needed any more: the rest of these units may be free, and is left for others.
     return taken, at
 
 
-@triton.jit(do_not_specialize=["requests", "units", "homes", "headroom"])
+@triton.jit(do_not_specialize=["requests", "units", "homes", "headroom", "total", "spare"])
 def place_units_kernel(
     free,
     last,
+    rows,
+    lengths_of_rows,
     counts,
     starts,
     lengths,
     out,
     notes,
+    stride,
     requests,
     units,
     homes,
     headroom,
+    total,
+    spare,
+    FROM_TABLE: tl.constexpr,
+    PAGE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     LANES: tl.constexpr,
+    WIDE: tl.constexpr,
 ):
     """Take units for all requests: where they ended, then in the ``homes``, then anywhere.
 
-    ``notes`` [2 * requests] int64 is scratch: for each request where in ``out`` it goes on, and
-    how many units it lacks.
+    Behind the ``total`` of them, ``out`` gets ``spare`` others, which stay free. ``notes``
+    [2 * requests] int64 is scratch: for each request where in ``out`` it goes on, and how many
+    units it lacks.
     """
-    _go_on(free, last, counts, out, notes, requests, units, ROWS, COLUMNS)
+    _go_on(
+        free,
+        last,
+        rows,
+        lengths_of_rows,
+        counts,
+        out,
+        notes,
+        stride,
+        requests,
+        units,
+        FROM_TABLE,
+        PAGE,
+        ROWS,
+        COLUMNS,
+    )
     used = tl.full([], 0, tl.int32)
     for request in range(requests):
         at = tl.load(notes + 2 * request)
@@ -122,9 +202,11 @@ def place_units_kernel(
         taken = tl.full([], 0, tl.int64)
         while (needed > 0) & (taken == 0) & (used < homes):
             start = tl.load(starts + used)
-            length = tl.load(lengths + used)
-            gap = tl.minimum(tl.maximum((length - needed) // 2, 0), headroom)
-            taken = _take_run(free, out + at, start + gap, start + length, needed, LANES)
+            end = start + tl.load(lengths + used)
+            # Whoever ended before the run may just have gone on into it.
+            start += _first_free(free, start, end, LANES)
+            gap = tl.minimum(tl.maximum((end - start - needed) // 2, 0), headroom)
+            taken = _take_run(free, out + at, start + gap, end, needed, LANES)
             used += 1
         tl.store(notes + 2 * request, at + taken)
         tl.store(notes + 2 * request + 1, needed - taken)
@@ -134,12 +216,18 @@ def place_units_kernel(
     for request in range(requests):
         at = tl.load(notes + 2 * request)
         needed = tl.load(notes + 2 * request + 1)
-        while (needed > 0) & (used < homes):
-            start = tl.load(starts + used)
-            length = tl.load(lengths + used)
-            taken, _ = _take_free(free, out + at, start, start + length, needed, LANES)
-            at += taken
-            needed -= taken
-            used += (needed > 0).to(tl.int32)
         if needed > 0:
-            taken, low = _take_free(free, out + at, low, stop, needed, LANES)
+            used, low = _take_any(
+                free, out + at, needed, used, low, starts, lengths, homes, stop, LANES, WIDE
+            )
+    if spare > 0:
+        others = out + total
+        wanted = spare.to(tl.int64)
+        _take_any(
+            free, others, wanted, used, low, starts, lengths, homes, stop, LANES, WIDE
+        )
+        tl.debug_barrier()
+        lane = tl.arange(0, LANES)
+        for first in range(0, spare, LANES):
+            unit = tl.load(others + first + lane, mask=first + lane < spare, other=0)
+            tl.store(free + unit, 1, mask=first + lane < spare)
