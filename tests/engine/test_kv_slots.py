@@ -279,7 +279,7 @@ def test_two_ranks_move_the_same_tokens_to_the_same_slots(overlay: Path, stock: 
     for process, what in re.findall(r"^pass of (\d+): (.*)$", report.stderr, re.M):
         passes.setdefault(process, []).append(what)
     first, second = passes.values()
-    assert first == second
+    assert first == second, passes
     assert [what.split()[0] for what in first[:4]] == list(PASSES[:5])
     assert sum(int(what.split()[-2]) for what in first) > 256
     assert len(set(first)) > 3

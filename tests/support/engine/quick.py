@@ -104,8 +104,11 @@ def merge_tree(
             out[own] = tree
             continue
         # FlashMLA attends to a prefix at once, the portable engine in parts.
-        parts = prefix.lse if prefix.lse.dim() == 3 else prefix.lse[None]
-        outs = prefix.out if prefix.out.dim() == 4 else prefix.out[None]
-        both = torch.cat([parts[:, own], lse.t()[None]])
+        if hasattr(prefix, "first"):
+            parts = slice(int(prefix.first[index]), int(prefix.first[index + 1]))
+            lses, outs = prefix.lse[parts], prefix.out[parts]
+        else:
+            lses, outs = prefix.lse[None, own], prefix.out[None, own]
+        both = torch.cat([lses, lse.t()[None]])
         share = (both - both.logsumexp(0)).exp()[..., None]
-        out[own] = (share * torch.cat([outs[:, own].float(), tree[None]])).sum(0)
+        out[own] = (share * torch.cat([outs.float(), tree[None]])).sum(0)
