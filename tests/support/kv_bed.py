@@ -192,11 +192,20 @@ class KvBed:
         are then kept where they are; without it the first ``count`` are kept, as with a chain or a
         tree whose rows are moved. Returns False, with nothing done, where no room is left.
         """
+        slots = self.draft(draft)
+        if slots is None:
+            return False
+        for request, mine, tokens in zip(self.running, slots, outputs, strict=True):
+            self._commit(request, mine, list(tokens), path)
+        return True
+
+    def draft(self, draft: int) -> torch.Tensor | None:
+        """Return slots [requests, draft] int64 for a draft of each request, or None for no room."""
         # Each request may need a page of its own, twice: for the drafter and for verify.
         need = len(self.running) * (-(-draft // self.page) + 1) * self.page
         common.evict_from_tree_cache(self.tree, need)
         if self.allocator.available_size() < need:
-            return False
+            return None
         batch = self._batch(self.running)
         lengths = torch.tensor([request.kv_committed_len for request in self.running])
         batch.seq_lens, batch.seq_lens_cpu = lengths, lengths.clone()
@@ -206,9 +215,7 @@ class KvBed:
         with kv_slots.growing(batch, draft):
             slots = self._extend(batch, draft)
         assert slots is not None
-        for request, mine, tokens in zip(self.running, slots.view(-1, draft), outputs, strict=True):
-            self._commit(request, mine, list(tokens), path)
-        return True
+        return slots.view(-1, draft)
 
     def finish(self, request: Any) -> None:
         """End ``request``; the radix cache keeps what it committed."""
