@@ -2,12 +2,13 @@
 
     python benchmarks/kv_allocation.py [--requests N] [--release R]
 
-The trace of ``kv_trace.py``, on a CPU. Per call of the allocator, µs, over the trace's second half:
-the drafter's window, verify's allocation, prefill's, and the releases. On a CPU the host computes
-what a GPU would, so a call's time has both in it; on a GPU the host only launches. So the launches
-of a call are counted too: operations that are kernels on a GPU, the placement kernel and SGLang's
-paged one as one each, whose stand-in's time is taken off. Views and empty tensors are none. Pool sizes: that of the trace, which is full, and one eight times
-as large, which is not. Writes ``benchmarks/results/kv-allocation-cpu-DATE``.
+The trace of ``kv_trace.py``, on a CPU. Per call of the allocator, µs, over the trace's second
+half: the drafter's window, verify's allocation, prefill's, and the releases. On a CPU the host
+computes what a GPU would, so a call's time has both in it; on a GPU the host only launches. So the
+launches of a call are counted too: operations that are kernels on a GPU, the placement kernel and
+SGLang's paged one as one each, whose stand-in's time is taken off. Views and empty tensors are
+none. Pool sizes: that of the trace, which is full, and one eight times as large, which is not.
+Writes ``benchmarks/results/kv-allocation-cpu-DATE``.
 """
 
 from __future__ import annotations
@@ -134,8 +135,10 @@ def counting() -> Iterator[list[int]]:
     from sglang_overlay.kvcache import placement
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Count(TorchDispatchMode):
-        def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    class Count(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(
+            self, op: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             _count[0] += op.__name__.partition(".")[0] not in FREE
             return op(*args, **(kwargs or {}))
 

@@ -1,15 +1,16 @@
 """What the layout of KV slots is worth to a verify: the same requests, laid out by every level.
 
     python benchmarks/kv_layouts.py OUT [--layouts FILE] [--requests N]
-    python benchmarks/kv_layouts.py OUT --dry     on a CPU, from this repository, in a few minutes
+    python benchmarks/kv_layouts.py OUT --dry     on a CPU, to see that it runs
 
-on a host with SGLang, the overlay applied to it, and a Hopper GPU; writes OUT/kv-layouts.json and .md.
+on a host with SGLang, the overlay applied to it, and a Hopper GPU; writes OUT/kv-layouts.json and
+.md.
 
 The trace of ``kv_trace.py`` is replayed by SGLang's own allocator and radix cache, on the CPU, for
 each level (``off`` is stock) and page size; three quarters through, the running requests' rows of
 ``req_to_token`` and the slots of their next draft are kept. ``--layouts`` names a file for that: it
-is read if it is there, else written (a minute or two; needs no GPU). Then one layer's attention of a
-verify step is timed on each layout, with the project's engines:
+is read if it is there, else written (a minute or two; needs no GPU). Then one layer's attention of
+a verify step is timed on each layout, with the project's engines:
 
 - pages of 64: ``flashmla``, the adapter, and ``portable``
 - pages of one slot: ``portable``; commits that keep the first slots, and scattered ones
@@ -23,9 +24,9 @@ is the relative distance to those on ``off``.
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import importlib.metadata
 import json
+import multiprocessing
 import os
 import statistics
 import subprocess
@@ -89,26 +90,27 @@ def slots_of(row: Sequence[Sequence[int]]) -> torch.Tensor:
     return torch.cat([torch.arange(start, start + length) for start, length in row])
 
 
-def capture_all(requests: int, *, dry: bool) -> list[dict[str, Any]]:
-    """Capture every case and level, in processes that have SGLang and no use for a GPU."""
+def capture_cases(requests: int, *, processes: int) -> list[dict[str, Any]]:
+    """Capture every case and level, in a process that has SGLang and no use for a GPU."""
+    import tests.support.kv_bed  # noqa: F401  imported once, before the others fork
+
+    torch.set_num_threads(1)
+    cases = [(*case, level, requests) for case in CASES for level in KV_LEVELS]
+    with multiprocessing.get_context("fork").Pool(processes) as pool:
+        return pool.starmap(capture, cases, chunksize=1)
+
+
+def capture_elsewhere(file: Path, requests: int, *, dry: bool) -> None:
+    """Let another process `capture_cases` into ``file``."""
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     if dry:
         from tests.support import trees
         from tests.support.engine.launch import Launch
 
         environment = dict(Launch(tree=trees.patched("0.5.12.post1")).environment())
-
-    def one(page: int, commit: str, level: str) -> dict[str, Any]:
-        command = [sys.executable, __file__, str(requests), "--capture", str(page), commit, level]
-        done = subprocess.run(
-            command, env=environment, stdout=subprocess.PIPE, text=True, check=True
-        )
-        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return found
-
-    cases = [(*case, level) for case in CASES for level in KV_LEVELS]
-    with concurrent.futures.ThreadPoolExecutor(1 if dry else os.cpu_count()) as pool:
-        return list(pool.map(lambda case: one(*case), cases))
+    processes = 1 if dry else min(os.cpu_count() or 1, len(CASES) * len(KV_LEVELS))
+    command = [sys.executable, __file__, str(file), "--requests", str(requests)]
+    subprocess.run([*command, "--capture", str(processes)], env=environment, check=True)
 
 
 # --- the timing
@@ -279,7 +281,7 @@ def main(options: argparse.Namespace) -> None:
     out.mkdir(parents=True, exist_ok=True)
     file = options.layouts or out / "kv-layouts-captured.json"
     if not file.exists():
-        file.write_text(json.dumps(capture_all(options.requests, dry=options.dry)))
+        capture_elsewhere(file, options.requests, dry=options.dry)
     layouts = json.loads(file.read_text())
     found: dict[str, Any] = {
         "about": {
@@ -311,17 +313,19 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--dry", action="store_true")
     # What the program starts itself with.
-    parser.add_argument("--capture", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--capture", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 if __name__ == "__main__":
     chosen = read_options()
     if chosen.capture:
-        paged, kept, at_level = chosen.capture
-        print(json.dumps(capture(int(paged), kept, at_level, int(chosen.out))))
+        cases = capture_cases(chosen.requests, processes=chosen.capture)
+        Path(chosen.out).write_text(json.dumps(cases))
     elif chosen.dry and os.environ.get("TRITON_INTERPRET") != "1":
         # The kernels' decorators ask for it when they are imported.
-        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | {"TRITON_INTERPRET": "1"})
+        os.execve(
+            sys.executable, [sys.executable, *sys.argv], os.environ | {"TRITON_INTERPRET": "1"}
+        )
     else:
         main(chosen)

@@ -1,20 +1,21 @@
 """What placing and compacting KV slots costs the real SGLang: throughput and synchronisations.
 
     python benchmarks/kv_throughput.py OUT [--rounds N] [--layers N] [--ways slots pages]
-    python benchmarks/kv_throughput.py OUT --dry     on a CPU, from this repository, in a few minutes
+    python benchmarks/kv_throughput.py OUT --dry     on a CPU, to see that it runs
 
-on a host with SGLang, the overlay applied to it, and a Hopper GPU; writes OUT/kv-throughput.json and
-.md. Per way (``slots``: pages of one slot, the portable engine; ``pages``: pages of 64, FlashMLA) a
-server with DFLASH and CUDA graphs for each of the levels ``off``, ``placement`` and ``idle``, a
-`Stepper` in a process of its own, all on one GPU. They play the same conversations, one at a time:
-in every round each level once, in another order. A round's ratio is a level's tokens per second
-over those of ``off`` in that round; the result is the median of the ratios and their spread. So
-that a round is long against the clock's moods, it takes at least `SECONDS`.
+on a host with SGLang, the overlay applied to it, and a Hopper GPU; writes OUT/kv-throughput.json
+and .md. Per way (``slots``: pages of one slot, the portable engine; ``pages``: pages of 64,
+FlashMLA) there is a server with DFLASH and CUDA graphs for each of the levels ``off``,
+``placement`` and ``idle``, a `Stepper` in a process of its own, all on one GPU. They play the same
+conversations, one at a time: in every round each level once, in another order. A round's ratio is
+a level's tokens per second over those of ``off`` in that round; the result is the median of the
+ratios and their spread. A round takes at least `Load.seconds`, to be long against the moods of the
+clock.
 
-Prompts share heads and evict one another, what is drafted and accepted is decided here (commits of
-1 to 16 tokens), and every round ends with an idle moment, in which level ``idle`` makes its passes:
-their time counts. Weights are random, and the target has few layers: a model that is slower per step
-pays a smaller share.
+Prompts share heads and evict one another, what is drafted and accepted is decided here (commits
+of 1 to 16 tokens), and every round ends with an idle moment, in which level ``idle`` makes its
+passes: their time counts. Weights are random, and the target has few layers: a model that is slower
+per step pays a smaller share.
 
 Afterwards some steps of a full batch run under ``torch.cuda.set_sync_debug_mode`` and under the
 profiler: where the host waited for the device, by line of source, and how often it launched.
@@ -105,10 +106,8 @@ def serve(name: str, scratch: Path, layers: int, load: Load) -> None:
     (scratch / f"{name}.started").touch()
     with teacher.teaching(runner):
         for number, line in enumerate(sys.stdin):
-            if line.strip() == "watch":
-                found = watch(bed, load)
-            else:
-                found = play(bed, load, seed=int(line))
+            asked = line.strip()
+            found = watch(bed, load) if asked == "watch" else play(bed, load, seed=int(asked))
             part = scratch / f"{name}-{number}.part"
             part.write_text(json.dumps(found))
             part.rename(scratch / f"{name}-{number}.json")

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.engine.launch import Launch
 from tests.support.engine.faults import PASSES
+from tests.support.engine.launch import Launch
 from tests.support.engine.models import BLOCK, TARGET_LAYERS
 from tests.support.engine.processes import EngineFailure
 from tests.support.engine.quick import quicken
@@ -224,7 +224,7 @@ def test_the_server_tells_what_its_slots_are_like(overlay: Path) -> None:
     ).plain()
     # Three, two and one page are left in the cache; of the last one's tokens none fills a page.
     prompts = [TOKENS[:200], TOKENS[60:190], TOKENS[120:190], TOKENS[5:15]]
-    seen = []
+    seen: list[dict[str, float]] = []
     with serving(launch, fault="restless-slots") as server:
         for prompt in prompts:
             sampling = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
@@ -251,7 +251,8 @@ def test_the_server_tells_what_its_slots_are_like(overlay: Path) -> None:
 
 def settled(server: Server, requests: int) -> dict[str, float]:
     """Return the gauges, by measure, once they are those of an idle server after ``requests``."""
-    deadline, known = time.monotonic() + 60, {}
+    deadline = time.monotonic() + 60
+    known: dict[str, float] = {}
     while time.monotonic() < deadline:
         time.sleep(0.3)
         found = {name: float(value) for name, value in MEASURE.findall(server.get("/metrics"))}
@@ -262,11 +263,20 @@ def settled(server: Server, requests: int) -> dict[str, float]:
     raise AssertionError(f"the gauges did not settle: {known}; {server.process.stderr()[-2000:]}")
 
 
+def generate_with_pauses(engine: Any, rounds: list[list[list[int]]], tokens: int) -> Any:
+    """Scene: the workload through ``sglang.Engine``, with idle moments between the rounds."""
+    found = []
+    for prompts in rounds:
+        found.append(generate_by_engine(engine, [prompts], tokens)["tokens"])
+        time.sleep(5)
+    return [row for each in found for row in each]
+
+
 @pytest.mark.full
 def test_two_ranks_move_the_same_tokens_to_the_same_slots(overlay: Path, stock: Path) -> None:
     plain = generate(Launch(tree=stock, ranks=2).plain(), ROUNDS, driver="engine")
     report = play(
-        generate_by_engine,
+        generate_with_pauses,
         Launch(tree=overlay, ranks=2, **settings(64, "idle")),
         driver="engine",
         known=plain.known(),
@@ -274,13 +284,13 @@ def test_two_ranks_move_the_same_tokens_to_the_same_slots(overlay: Path, stock: 
         rounds=ROUNDS.rounds,
         tokens=ROUNDS.tokens,
     )
-    assert tuple(map(tuple, report.result["tokens"])) == plain.tokens
+    assert tuple(map(tuple, report.result)) == plain.tokens
     passes: dict[str, list[str]] = {}
     for process, what in re.findall(r"^pass of (\d+): (.*)$", report.stderr, re.M):
         passes.setdefault(process, []).append(what)
     first, second = passes.values()
     assert first == second, passes
-    assert [what.split()[0] for what in first[:4]] == list(PASSES[:5])
+    assert [what.rsplit(maxsplit=2)[0] for what in first[:5]] == list(PASSES[:5])
     assert sum(int(what.split()[-2]) for what in first) > 256
     assert len(set(first)) > 3
 

@@ -35,7 +35,12 @@ FAULTS: dict[str, tuple[type, str, str, str]] = {
         "unlocked=True",
         "unlocked=False",
     ),
-    "the drafter's pool is skipped": (Compactor, "_carry_out", "self._movers:", "self._movers[:1]:"),
+    "the drafter's pool is skipped": (
+        Compactor,
+        "_carry_out",
+        "self._movers:",
+        "self._movers[:1]:",
+    ),
     "page 0 is moved to": (
         Compactor,
         "_carry_out",
@@ -43,7 +48,12 @@ FAULTS: dict[str, tuple[type, str, str, str]] = {
         "np.concatenate([destinations[0] * (destinations[0] != destinations[0].min()), "
         "*destinations[1:]])",
     ),
-    "page 0 is free": (FreeMap, "__init__", "self.flags[0] = self.flags[-1] = 0", "self.flags[-1] = 0"),
+    "page 0 is free": (
+        FreeMap,
+        "__init__",
+        "self.flags[0] = self.flags[-1] = 0",
+        "self.flags[-1] = 0",
+    ),
     "nodes are rebound before the copy": (
         Compactor,
         "_carry_out",
@@ -82,7 +92,7 @@ FAULTS: dict[str, tuple[type, str, str, str]] = {
     "a pass goes on in an open group": (
         _Placement,
         "quiet",
-        "bool(self.is_not_in_free_group)",
+        "self.is_not_in_free_group",
         "True",
     ),
     "a window keeps what it was given": (
@@ -110,7 +120,7 @@ def planted(fault: str) -> Iterator[None]:
         raise LookupError(f"{fault}: {owner.__name__}.{name} has no {old!r}")
     # Methods that call `super()` need the class around them.
     names: dict[str, Any] = dict(vars(sys.modules[owner.__module__]))
-    exec("from __future__ import annotations\n" + source.replace(old, new), names)  # noqa: S102
+    exec("from __future__ import annotations\n" + source.replace(old, new), names)
     setattr(owner, name, names[name])
     try:
         yield

@@ -27,7 +27,7 @@ class FreeMap:
     @property
     def units(self) -> int:
         """Return how many units there are, free or not."""
-        return self.flags.shape[0] - 2
+        return int(self.flags.shape[0]) - 2
 
     def take(self, units: torch.Tensor) -> None:
         """Take ``units`` [n] int, all free."""

@@ -76,12 +76,13 @@ class _Placement:
         self.free_map = FreeMap(self.size // self.page_size, self.device)
         self.release_pages = torch.empty(0, dtype=torch.int64, device=self.device)
         self._nowhere = torch.full((1,), NOTHING, dtype=torch.int64, device=self.device)
-        self.is_not_in_free_group, self.free_group = True, []
+        self.is_not_in_free_group = True
+        self.free_group: list[torch.Tensor] = []
         self._borrowing, self._runs, self._lent = False, None, None
 
     def quiet(self) -> bool:
         """Say whether no window and no group of releases is open."""
-        return not self._borrowing and bool(self.is_not_in_free_group)  # type: ignore[attr-defined]
+        return not self._borrowing and self.is_not_in_free_group
 
     def _place(self: Any, demand: Demand, *, prompt: bool) -> torch.Tensor | None:
         """Return units [demand.total] int64, or None where fewer are free.

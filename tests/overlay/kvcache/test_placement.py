@@ -46,7 +46,9 @@ def chosen(
 ) -> list[list[int]]:
     """Return the units of each request, and those to spare, after a look at what remains."""
     before = free_map(free, max(UNITS, *free))
-    slots = torch.tensor([end if end == NOTHING else end * page_size + page_size // 2 for end in last])
+    slots = torch.tensor(
+        [end if end == NOTHING else end * page_size + page_size // 2 for end in last]
+    )
     demand = Demand(
         last=in_a_table(slots) if in_table else slots, counts=counts, page_size=page_size
     )

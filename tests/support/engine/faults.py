@@ -92,8 +92,9 @@ def _move_without_need() -> None:
             moved = stock(self)
         else:
             movers = [fail] if which == "failed" else self._movers
-            with mock.patch.object(planner, "plan", scatter), mock.patch.object(
-                self, "_movers", movers
+            with (
+                mock.patch.object(planner, "plan", scatter),
+                mock.patch.object(self, "_movers", movers),
             ):
                 moved = stock(self)
         slots = torch.cat([node.value for node in cached(self._tree_cache).nodes])
@@ -102,4 +103,4 @@ def _move_without_need() -> None:
         os.write(2, f"\npass of {os.getpid()}: {which} {moved} {digest}\n".encode())
         return moved
 
-    Compactor._pass = one_pass
+    Compactor._pass = one_pass  # type: ignore[method-assign]

@@ -223,9 +223,7 @@ def place_units_kernel(
     if spare > 0:
         others = out + total
         wanted = spare.to(tl.int64)
-        _take_any(
-            free, others, wanted, used, low, starts, lengths, homes, stop, LANES, WIDE
-        )
+        _take_any(free, others, wanted, used, low, starts, lengths, homes, stop, LANES, WIDE)
         tl.debug_barrier()
         lane = tl.arange(0, LANES)
         for first in range(0, spare, LANES):
