@@ -98,10 +98,11 @@ class Replay:
     def _time_placement(self) -> None:
         stock = self.bed.allocator._place
 
-        def timed(demand: Any) -> None:
+        def timed(demand: Any, **more: Any) -> Any:
             started = time.perf_counter()
-            stock(demand)
+            units = stock(demand, **more)
             self.seconds["placement"] += time.perf_counter() - started
+            return units
 
         self.bed.allocator._place = timed
 

@@ -20,9 +20,26 @@ def random_serving(bed: Any, examples: int) -> dict[str, int]:
     return examine(examples)
 
 
+def faulty_serving(bed: Any, examples: int) -> dict[str, str]:
+    """Scene: the histories with each fault planted; what was noticed of it."""
+    from tests.support.kv_faults import FAULTS, planted
+    from tests.support.kv_machine import examine
+
+    noticed = {}
+    for fault in FAULTS:
+        with planted(fault):
+            try:
+                examine(examples, shrink=False)
+            except Exception as error:  # noqa: BLE001  whatever it is, it was noticed
+                noticed[fault] = f"{type(error).__name__}: {error}"
+            else:
+                noticed[fault] = ""
+    return noticed
+
+
 @pytest.mark.parametrize(
     "examples",
-    [pytest.param(20, id="short"), pytest.param(2000, id="long", marks=pytest.mark.full)],
+    [pytest.param(60, id="short"), pytest.param(2000, id="long", marks=pytest.mark.full)],
 )
 def test_no_slot_is_lost_and_every_token_reads_what_was_written(
     overlay: Path, examples: int
@@ -30,3 +47,9 @@ def test_no_slot_is_lost_and_every_token_reads_what_was_written(
     happened = play(random_serving, Launch(tree=overlay), examples=examples).result
     # Histories in which nothing was moved or taken back would prove nothing.
     assert {name: count for name, count in happened.items() if not count} == {}
+
+
+def test_every_fault_in_it_is_noticed(overlay: Path) -> None:
+    noticed = play(faulty_serving, Launch(tree=overlay), examples=200).result
+    assert len(noticed) >= 15
+    assert [fault for fault, error in noticed.items() if not error] == []

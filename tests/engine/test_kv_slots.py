@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+import time
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -9,17 +12,26 @@ from typing import Any
 
 import pytest
 
+from tests.support.engine.faults import PASSES
 from tests.support.engine.launch import Launch
-from tests.support.engine.models import BLOCK
+from tests.support.engine.models import BLOCK, TARGET_LAYERS
 from tests.support.engine.processes import EngineFailure
 from tests.support.engine.quick import quicken
 from tests.support.engine.scene import Report, play
-from tests.support.engine.workload import Workload, generate, generate_by_steps
+from tests.support.engine.server import Server, serving
+from tests.support.engine.workload import (
+    Workload,
+    generate,
+    generate_by_engine,
+    generate_by_steps,
+)
 
 pytestmark = pytest.mark.engine
 
 TOKENS = Random(3).choices(range(256), k=300)
 HEAD = tuple(TOKENS[:130])
+# Elements of a token in one layer of the bed's target: latent and rotary part.
+LATENT_ROW = 576
 # Rounds that find the head of the first in the cache: what a wrong move would have changed.
 ROUNDS = Workload(
     rounds=(
@@ -74,9 +86,9 @@ def moving_everything(
         buffers = [buffer for pool in pools.values() for buffer in row_buffers(pool).tensors]
         return [buffer[node.value].clone() for node in nodes for buffer in buffers]
 
-    def checked_pass(*, unlocked: bool) -> int:
+    def checked_pass() -> int:
         before, free = rows(), bed.free_slots()
-        moved: int = stock_pass(unlocked=unlocked)
+        moved: int = stock_pass()
         if bed.free_slots() != free:
             raise RuntimeError("a pass changed the number of free slots")
         if not all(map(torch.equal, before, rows())):
@@ -121,9 +133,10 @@ def test_tokens_are_stocks_when_everything_is_moved_all_the_time(
     assert max(report.result["cached"]) >= 128
 
 
-def test_tokens_of_draft_trees_are_stocks_too(overlay: Path, stock: Path) -> None:
+@pytest.mark.parametrize("page", [pytest.param(1, marks=pytest.mark.full), 64])
+def test_tokens_of_draft_trees_are_stocks_too(overlay: Path, stock: Path, page: int) -> None:
     plain = generate(Launch(tree=stock).plain(), ROUNDS)
-    report = moved(overlay, stock, 64, algorithm="DDTREE")
+    report = moved(overlay, stock, page, algorithm="DDTREE")
     assert tuple(map(tuple, report.result["tokens"])) == plain.tokens
     assert report.result["passes"] >= 2
 
@@ -197,3 +210,118 @@ def test_a_level_that_cannot_hold_ends_the_launch(overlay: Path, level: str) -> 
     assert f"ImpossibleLevelError: SGLANG_OVERLAY_KV_SLOTS={level} cannot be had" in (
         failure.value.log
     )
+
+
+MEASURE = re.compile(r'^sglang:overlay_kv_slots\{.*level="idle",measure="(\w+)".*\} (\S+)$', re.M)
+
+
+@pytest.mark.full
+def test_the_server_tells_what_its_slots_are_like(overlay: Path) -> None:
+    launch = Launch(
+        tree=overlay,
+        variables=(("SGLANG_OVERLAY_KV_SLOTS", "idle"),),
+        options=(("enable_metrics", True),),
+    ).plain()
+    # Three, two and one page are left in the cache; of the last one's tokens none fills a page.
+    prompts = [TOKENS[:200], TOKENS[60:190], TOKENS[120:190], TOKENS[5:15]]
+    seen: list[dict[str, float]] = []
+    with serving(launch, fault="restless-slots") as server:
+        for prompt in prompts:
+            sampling = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
+            server.post("/generate", {"input_ids": prompt, "sampling_params": sampling})
+            seen.append(settled(server, requests=len(seen) + 1))
+        (state,) = json.loads(server.get("/server_info"))["internal_states"]
+    assert state["overlay"]["kv_slots"] == {"level": "idle", **seen[-1]}
+    first, window, failed, last = seen
+    # Scattered, and gathered again.
+    assert (first["passes"], first["moved_tokens"]) == (2, 2 * 192)
+    assert first["moved_bytes"] == 2 * 192 * TARGET_LAYERS * LATENT_ROW * 4
+    assert 0 < first["pass_seconds"] < 60
+    assert [each["cached_tokens_per_run"] for each in seen] == [192, 160, 128, 128]
+    assert [each["cached_aligned_share"] for each in seen] == [1] * 4
+    assert [each["free_tokens"] for each in seen] == [4096 - n for n in (192, 320, 384, 384)]
+    assert [each["refused_open"] for each in seen] == [0, 1, 1, 1]
+    assert [each["refused_failure"] for each in seen] == [0, 0, 1, 1]
+    assert window["moved_tokens"] == failed["moved_tokens"] == first["moved_tokens"]
+    assert last["passes"] == 2
+    assert all(each["running_tokens_per_run"] == 0 for each in seen)
+    assert all(each["largest_free_run"] <= each["free_tokens"] for each in seen)
+    assert all(384 <= each["high_water"] <= 4096 for each in seen[2:])
+
+
+def settled(server: Server, requests: int) -> dict[str, float]:
+    """Return the gauges, by measure, once they are those of an idle server after ``requests``."""
+    deadline = time.monotonic() + 60
+    known: dict[str, float] = {}
+    while time.monotonic() < deadline:
+        time.sleep(0.3)
+        found = {name: float(value) for name, value in MEASURE.findall(server.get("/metrics"))}
+        passes = server.process.stderr().count("pass of ")
+        if found and found == known and passes >= requests + 2:
+            return found
+        known = found
+    raise AssertionError(f"the gauges did not settle: {known}; {server.process.stderr()[-2000:]}")
+
+
+def generate_with_pauses(engine: Any, rounds: list[list[list[int]]], tokens: int) -> Any:
+    """Scene: the workload through ``sglang.Engine``, with idle moments between the rounds."""
+    found = []
+    for prompts in rounds:
+        found.append(generate_by_engine(engine, [prompts], tokens)["tokens"])
+        time.sleep(5)
+    return [row for each in found for row in each]
+
+
+@pytest.mark.full
+def test_two_ranks_move_the_same_tokens_to_the_same_slots(overlay: Path, stock: Path) -> None:
+    plain = generate(Launch(tree=stock, ranks=2).plain(), ROUNDS, driver="engine")
+    report = play(
+        generate_with_pauses,
+        Launch(tree=overlay, ranks=2, **settings(64, "idle")),
+        driver="engine",
+        known=plain.known(),
+        fault="restless-slots",
+        rounds=ROUNDS.rounds,
+        tokens=ROUNDS.tokens,
+    )
+    assert tuple(map(tuple, report.result)) == plain.tokens
+    passes: dict[str, list[str]] = {}
+    for process, what in re.findall(r"^pass of (\d+): (.*)$", report.stderr, re.M):
+        passes.setdefault(process, []).append(what)
+    first, second = passes.values()
+    assert first == second, passes
+    assert [what.rsplit(maxsplit=2)[0] for what in first[:5]] == list(PASSES[:5])
+    assert sum(int(what.split()[-2]) for what in first) > 256
+    assert len(set(first)) > 3
+
+
+def flushed(bed: Any, rounds: list[list[list[int]]], tokens: int) -> dict[str, Any]:
+    """Scene: the workload, a flush, and the workload again, with passes at every idle moment."""
+    allocator = bed.scheduler.token_to_kv_pool_allocator
+    compactor = bed.scheduler.overlay_compactor
+    runs, moved = [], []
+    for _ in range(2):
+        runs.append(generate_by_steps(bed, rounds, tokens)["tokens"])
+        moved.append(compactor.tally.moved_tokens)
+        if not bed.scheduler.flush_cache():
+            raise RuntimeError("the cache was not flushed")
+        if allocator.available_size() != allocator.size:
+            raise RuntimeError("slots are missing after the flush")
+        # A pass over the empty cache, and SGLang's own checks.
+        bed.step()
+    return {"tokens": runs, "moved": moved, "refused": compactor.tally.refused_failure}
+
+
+def test_a_flush_lets_go_of_what_was_moved(overlay: Path, stock: Path) -> None:
+    plain = generate(Launch(tree=stock).plain(), ROUNDS)
+    result = play(
+        flushed,
+        Launch(tree=overlay, variables=(("SGLANG_OVERLAY_KV_SLOTS", "idle"),)).plain(),
+        fault="restless-slots",
+        rounds=ROUNDS.rounds,
+        tokens=ROUNDS.tokens,
+    ).result
+    for tokens in result["tokens"]:
+        assert tuple(map(tuple, tokens)) == plain.tokens
+    assert result["moved"][0] > 128
+    assert result["refused"] == 1

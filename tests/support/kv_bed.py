@@ -40,6 +40,16 @@ class _NaiveExtend:
         return launch
 
 
+class _NaiveDecode:
+    """The same for its kernel that allocates one token for each request."""
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        def launch(lengths: Any, last: Any, free: Any, out: Any, _: int, page: int) -> None:
+            allocators.alloc_extend_naive(lengths - 1, lengths, last, free, out, page, "cpu")
+
+        return launch
+
+
 class KvBed:
     """Requests that come, draft, commit and go, on a pool of ``slots`` slots.
 
@@ -58,6 +68,7 @@ class KvBed:
         layers: int = 0,
     ) -> None:
         allocators.alloc_extend_kernel = _NaiveExtend()
+        allocators.alloc_decode_kernel = _NaiveDecode()
         set_global_server_args_for_scheduler(
             SimpleNamespace(
                 attention_backend="torch_native",
@@ -86,6 +97,8 @@ class KvBed:
             )
         )
         self.running: list[Any] = []
+        # Requests of whose prompt only a first part is there.
+        self.chunked: list[Any] = []
         self._made = 0
 
     def _pool(self, slots: int, layers: int) -> Any:
@@ -106,30 +119,70 @@ class KvBed:
         """Return the slots that are free or may be evicted."""
         return int(self.allocator.available_size() + self.tree.evictable_size())
 
-    def admit(self, prompt: Sequence[int]) -> Any | None:
-        """Prefill a request, or return None where no room is left for it."""
+    def admit(self, prompt: Sequence[int], *, first: int = 0) -> Any | None:
+        """Prefill a request, or return None where no room is left for it.
+
+        ``first``: only so many tokens behind what is cached, the rest by `go_on`.
+        """
         self._made += 1
         request = Req(f"request-{self._made}", "", list(prompt), SamplingParams(max_new_tokens=1))
-        return request if self.resume(request) else None
+        return request if self.resume(request, first=first) else None
 
-    def resume(self, request: Any) -> bool:
+    def resume(self, request: Any, *, first: int = 0) -> bool:
         """Prefill ``request``, new or retracted; False where no room is left for it."""
         request.init_next_round_input(self.tree)
-        tokens, cached = len(request.fill_ids), len(request.prefix_indices)
+        cached = len(request.prefix_indices)
+        chunked = 0 < first < len(request.fill_ids) - cached
+        if chunked:
+            request.fill_ids = request.fill_ids[: cached + first]
         self.tree.inc_lock_ref(request.last_node)
-        if self.slots_left() < tokens - cached + 2 * self.page or not self.table.free_slots:
+        if not self.table.free_slots or not self._prefill(request, chunked=chunked):
             self.tree.dec_lock_ref(request.last_node)
             return False
+        (self.chunked if chunked else self.running).append(request)
+        return True
+
+    def go_on(self, request: Any) -> bool:
+        """Prefill the rest of a chunked request; False where no room is left for it."""
+        request.init_next_round_input()
+        if not self._prefill(request, chunked=False):
+            return False
+        self.chunked.remove(request)
+        self.running.append(request)
+        return True
+
+    def _prefill(self, request: Any, *, chunked: bool) -> bool:
+        tokens, cached = len(request.fill_ids), len(request.prefix_indices)
+        if self.slots_left() < tokens - cached + 2 * self.page:
+            return False
+        request.is_chunked += chunked
         batch = self._batch([request])
         batch.prefix_lens, batch.extend_lens = [cached], [tokens - cached]
         batch.extend_num_tokens = tokens - cached
-        batch.seq_lens = batch.seq_lens_cpu = torch.tensor([tokens])
+        batch.seq_lens_cpu = torch.tensor([tokens])
         batch.seq_lens = batch.seq_lens_cpu.clone()
         common.alloc_for_extend(batch)
         request.kv_committed_len = request.kv_allocated_len = tokens
         self.fill(request, cached)
-        self.tree.cache_unfinished_req(request)
-        self.running.append(request)
+        self.tree.cache_unfinished_req(request, chunked=chunked)
+        return True
+
+    def decode(self, outputs: Sequence[int]) -> bool:
+        """Commit one of ``outputs`` for each running request; False where no room is left."""
+        need = len(self.running) * self.page
+        common.evict_from_tree_cache(self.tree, need)
+        if self.allocator.available_size() < need:
+            return False
+        batch = self._batch(self.running)
+        lengths = torch.tensor([request.kv_committed_len for request in self.running])
+        batch.seq_lens, batch.seq_lens_cpu = lengths, lengths.clone()
+        batch.model_config = SimpleNamespace(is_encoder_decoder=False)
+        common.alloc_for_decode(batch, 1)
+        for request, token in zip(self.running, outputs, strict=True):
+            start = request.kv_committed_len
+            request.output_ids.append(token)
+            request.kv_committed_len = request.kv_allocated_len = start + 1
+            self.fill(request, start)
         return True
 
     def step(self, draft: int, outputs: Sequence[Sequence[int]], path: Path | None = None) -> bool:
@@ -139,11 +192,20 @@ class KvBed:
         are then kept where they are; without it the first ``count`` are kept, as with a chain or a
         tree whose rows are moved. Returns False, with nothing done, where no room is left.
         """
+        slots = self.draft(draft)
+        if slots is None:
+            return False
+        for request, mine, tokens in zip(self.running, slots, outputs, strict=True):
+            self._commit(request, mine, list(tokens), path)
+        return True
+
+    def draft(self, draft: int) -> torch.Tensor | None:
+        """Return slots [requests, draft] int64 for a draft of each request, or None for no room."""
         # Each request may need a page of its own, twice: for the drafter and for verify.
         need = len(self.running) * (-(-draft // self.page) + 1) * self.page
         common.evict_from_tree_cache(self.tree, need)
         if self.allocator.available_size() < need:
-            return False
+            return None
         batch = self._batch(self.running)
         lengths = torch.tensor([request.kv_committed_len for request in self.running])
         batch.seq_lens, batch.seq_lens_cpu = lengths, lengths.clone()
@@ -153,9 +215,7 @@ class KvBed:
         with kv_slots.growing(batch, draft):
             slots = self._extend(batch, draft)
         assert slots is not None
-        for request, mine, tokens in zip(self.running, slots.view(-1, draft), outputs, strict=True):
-            self._commit(request, mine, list(tokens), path)
-        return True
+        return slots.view(-1, draft)
 
     def finish(self, request: Any) -> None:
         """End ``request``; the radix cache keeps what it committed."""

@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang_overlay.kvcache import planner
+from sglang_overlay.srt.kv_layout import cached
 
 from tests.support.kv_bed import KvBed, digests
 
@@ -29,8 +30,14 @@ STEPS = 30
 
 # What happened over all histories, so that a run in which nothing did cannot pass for a good one.
 HAPPENED = dict.fromkeys(
-    ("moved", "scattered", "scattered beside running", "taken back", "refused", "retracted"), 0
+    (
+        *("admitted", "chunked", "moved beside chunked", "decoded", "verified", "verified trees"),
+        *("finished", "retracted", "resumed", "evicted", "split", "flushed"),
+        *("moved", "scattered", "scattered beside running", "taken back", "refused"),
+    ),
+    0,
 )
+FAILING = ("reserve", "first copy", "second copy", "rebind", "release")
 
 small = st.integers(0, 2**16)
 
@@ -45,6 +52,7 @@ class Serving(RuleBasedStateMachine):
         self.twin = KvBed(**common, placed=False)
         self.compactor = self.bed.compactor()
         self.failures = 0
+        self.asleep: list[tuple[Any, Any]] = []
         # A cache with branches to begin with: most rules have nothing to do without one.
         for bed in self.both():
             for words in ([0, 1, 1, 0], [0, 1, 0], [1, 1, 1]):
@@ -52,34 +60,63 @@ class Serving(RuleBasedStateMachine):
             assert bed.step(DRAFT, [[1] * 5, [2] * 3, [3] * 4], None)
             for request in list(bed.running):
                 bed.finish(request)
-        self.asleep: list[tuple[Any, Any]] = []
 
     def both(self) -> Iterator[KvBed]:
         yield self.bed
         yield self.twin
 
-    @rule(words=st.lists(st.integers(0, 1), min_size=1, max_size=6), tail=st.integers(0, 3))
-    def admit(self, words: list[int], tail: int) -> None:
+    @rule(
+        words=st.lists(st.integers(0, 1), min_size=1, max_size=6),
+        tail=st.integers(0, 3),
+        first=st.sampled_from([0, 0, 1, 5, 9]),
+    )
+    def admit(self, words: list[int], tail: int, first: int) -> None:
         prompt = [token for word in words for token in [word, word + 5, 9]] + [3] * tail
-        with unchanged(self.bed.allocator):
-            made = [bed.admit(prompt) for bed in self.both()]
+        nodes = len(self._nodes())
+        with unchanged(self.bed):
+            made = [bed.admit(prompt, first=first) for bed in self.both()]
         assert (made[0] is None) == (made[1] is None)
+        HAPPENED["admitted"] += made[0] is not None
+        HAPPENED["chunked"] += made[0] in self.bed.chunked
+        HAPPENED["split"] += len(self._nodes()) > nodes + 1
+
+    @rule(which=small)
+    def go_on(self, which: int) -> None:
+        if self.bed.chunked:
+            which %= len(self.bed.chunked)
+            done = [bed.go_on(bed.chunked[which]) for bed in self.both()]
+            assert done[0] == done[1]
 
     @rule(counts=st.lists(st.integers(1, DRAFT), min_size=6, max_size=6), tree=st.booleans())
     def step(self, counts: list[int], tree: bool) -> None:
-        if not self.bed.running:
-            return
-        if any(len(self.bed.row(one)) + DRAFT > 120 for one in self.bed.running):
+        if not self._may_grow():
             return
         outputs = [[count % 2] * count for count in counts[: len(self.bed.running)]]
         path = (lambda count: list(range(DRAFT - count, DRAFT))) if tree else None
-        assert self.bed.step(DRAFT, outputs, path) == self.twin.step(DRAFT, outputs, path)
+        with unchanged(self.bed):
+            done = [bed.step(DRAFT, outputs, path) for bed in self.both()]
+        assert done[0] == done[1]
+        HAPPENED["verified trees" if tree else "verified"] += done[0]
+
+    @rule(tokens=st.lists(st.integers(0, 1), min_size=6, max_size=6))
+    def decode(self, tokens: list[int]) -> None:
+        if not self._may_grow():
+            return
+        with unchanged(self.bed):
+            done = [bed.decode(tokens[: len(bed.running)]) for bed in self.both()]
+        assert done[0] == done[1]
+        HAPPENED["decoded"] += done[0]
+
+    def _may_grow(self) -> bool:
+        lengths = [len(self.bed.row(one)) for one in self.bed.running]
+        return 0 < max(lengths, default=0) <= 120 - DRAFT
 
     @rule(which=small)
     def finish(self, which: int) -> None:
         for bed in self.both():
             if bed.running:
                 bed.finish(bed.running[which % len(bed.running)])
+                HAPPENED["finished"] += 1
 
     @rule(which=small)
     def retract(self, which: int) -> None:
@@ -97,34 +134,39 @@ class Serving(RuleBasedStateMachine):
             if self.bed.resume(mine):
                 assert self.twin.resume(other)
                 self.asleep.pop()
+                HAPPENED["resumed"] += 1
             else:
                 assert not self.twin.resume(other)
 
     @rule(tokens=st.integers(1, 40))
     def evict(self, tokens: int) -> None:
+        nodes = len(self._nodes())
         for bed in self.both():
             bed.tree.evict(EvictParams(num_tokens=tokens))
+        HAPPENED["evicted"] += len(self._nodes()) < nodes
 
     @rule(really=st.integers(0, 5))
     def flush(self, really: int) -> None:
-        for bed in self.both():
-            if really == 5 and not bed.running:
+        if really == 5 and not self._alive():
+            for bed in self.both():
                 bed.flush()
+            HAPPENED["flushed"] += 1
 
     @rule(seed=small)
     def scatter(self, seed: int) -> None:
         """Move any nodes anywhere: what the planner never would, and leaves it work to do."""
         self.compactor._pause = 0
-        with planning(Random(seed)):
+        with planning(Random(seed)), unchanged(self.bed):
             moved = self.compactor.compact_unlocked()
         assert self.compactor.tally.refused_failure == self.failures
         HAPPENED["scattered"] += moved
         HAPPENED["scattered beside running"] += moved * bool(self.bed.running)
+        HAPPENED["moved beside chunked"] += moved * bool(self.bed.chunked)
 
     @rule(live=st.booleans())
     def compact(self, live: bool) -> None:
-        with unchanged(self.bed.allocator):
-            if live or self.bed.running:
+        with unchanged(self.bed):
+            if live or self._alive():
                 self.compactor._pause = 0
                 moved = self.compactor.compact_unlocked()
             else:
@@ -132,7 +174,7 @@ class Serving(RuleBasedStateMachine):
         assert self.compactor.tally.refused_failure == self.failures
         HAPPENED["moved"] += moved
 
-    @rule(where=st.sampled_from(["plan", "first copy", "second copy", "release"]))
+    @rule(where=st.sampled_from(FAILING))
     def compact_and_fail(self, where: str) -> None:
         before, failures = self._positions(), self.failures
         with failing(self.bed, self.compactor, where), planning(Random(0)):
@@ -146,17 +188,17 @@ class Serving(RuleBasedStateMachine):
         allocator, before = self.bed.allocator, self._positions()
         with planning(Random(0)):
             state = allocator.backup_state()
-            assert self.compactor._pass(unlocked=True) == 0
+            assert self.compactor._pass() == 0
             allocator.restore_state(state)
             allocator.free_group_begin()
-            assert self.compactor._pass(unlocked=True) == 0
+            assert self.compactor._pass() == 0
             allocator.free_group_end()
         assert self._positions() == before
         HAPPENED["refused"] += 2
 
     @invariant()
     def every_token_that_can_be_read_is_the_one_that_was_written(self) -> None:
-        for request in self.bed.running:
+        for request in self._alive():
             tokens = (request.origin_input_ids + request.output_ids)[: request.kv_committed_len]
             assert self.bed.holds(self.bed.row(request).long(), digests(tokens))
             path, node = [torch.empty(0, dtype=torch.int64)], request.last_node
@@ -175,7 +217,7 @@ class Serving(RuleBasedStateMachine):
         free = torch.cat((allocator.free_pages, allocator.release_pages)).tolist()
         nodes = [node.value for node in self._nodes()]
         cached = torch.cat([torch.empty(0, dtype=torch.int64), *nodes]) // page
-        own = [self._uncached(request) for request in self.bed.running]
+        own = [self._uncached(request) for request in self._alive()]
         used = cached[::page].tolist() + [unit for units in own for unit in units]
         assert sorted(free + used) == list(range(1, allocator.size // page + 1))
         assert torch.equal(allocator.free_pages.sort().values, allocator.free_pages)
@@ -187,20 +229,21 @@ class Serving(RuleBasedStateMachine):
                 bed.allocator.available_size(),
                 bed.tree.evictable_size(),
                 bed.tree.protected_size(),
-                [bed.row(one).shape[0] for one in bed.running],
-                [one.cache_protected_len for one in bed.running],
+                [bed.row(one).shape[0] for one in bed.running + bed.chunked],
+                [one.cache_protected_len for one in bed.running + bed.chunked],
             )
             for bed in self.both()
         ]
         assert mine == other
+
+    def _alive(self) -> list[Any]:
+        return self.bed.running + self.bed.chunked
 
     def _uncached(self, request: Any) -> list[int]:
         row = self.bed.row(request)[request.cache_protected_len :].long() // self.bed.page
         return row[:: self.bed.page].tolist()  # type: ignore[no-any-return]
 
     def _nodes(self) -> list[Any]:
-        from sglang_overlay.srt.kv_layout import cached
-
         return list(cached(self.bed.tree).nodes)
 
     def _paths(self) -> list[tuple[list[int], torch.Tensor]]:
@@ -223,13 +266,17 @@ class Serving(RuleBasedStateMachine):
 
 
 @contextmanager
-def unchanged(allocator: Any) -> Iterator[None]:
-    """Look after a view of the free list, as an allocation returns one and a step keeps one."""
-    allocator.merge_and_sort_free()
-    held = allocator.free_pages
-    copy = held.clone()
+def unchanged(bed: KvBed) -> Iterator[None]:
+    """Look after every tensor of slots that somebody may hold meanwhile.
+
+    Those that a match has given out, a node's before it is moved, and the list of free units.
+    """
+    nodes = [node.value for node in cached(bed.tree).nodes]
+    prefixes = [request.prefix_indices for request in bed.running + bed.chunked]
+    held = [bed.allocator.free_pages, *nodes, *prefixes]
+    copies = [slots.clone() for slots in held]
     yield
-    assert torch.equal(held, copy), "a view that was held has changed"
+    assert all(map(torch.equal, held, copies)), "a view that was held has changed"
 
 
 @contextmanager
@@ -270,21 +317,31 @@ class failing:
             compactor._movers = [fail, *self._movers[1:]]
         elif self._where == "second copy":
             compactor._movers = [self._movers[0], fail]
+        elif self._where == "rebind":
+            stock = compactor._rebind
+
+            def fail_halfway(nodes: Any, parts: Any) -> None:
+                stock(nodes[:1], parts[:1])
+                fail()
+
+            compactor._rebind = fail_halfway
         elif self._where == "release":
             self._bed.allocator.free = fail
         else:
-            compactor._reserve = fail
+            self._bed.allocator.free_map.take = fail
 
     def __exit__(self, *_: object) -> None:
         self._compactor._movers = self._movers
-        vars(self._compactor).pop("_reserve", None)
+        vars(self._compactor).pop("_rebind", None)
+        vars(self._bed.allocator.free_map).pop("take", None)
         vars(self._bed.allocator).pop("free", None)
 
 
-def examine(examples: int) -> dict[str, int]:
+def examine(examples: int, *, shrink: bool = True) -> dict[str, int]:
     """Run ``examples`` random histories and say what `HAPPENED`.
 
-    Raises where one of them breaks a promise.
+    Raises where one of them breaks a promise, after a search for the shortest that does, if that is
+    wanted.
     """
     import logging
 
@@ -299,6 +356,7 @@ def examine(examples: int) -> dict[str, int]:
             suppress_health_check=list(HealthCheck),
             database=None,
             derandomize=True,
+            phases=set(Phase) - (set() if shrink else {Phase.shrink, Phase.explain}),
         ),
     )
     return HAPPENED

@@ -1,185 +1,248 @@
 """Which free units new tokens get: after their request's last one if that is free, else far off.
 
 Only an order of preference: as many units are free as without it, and any of them can be had.
-Everything is computed on the device of the free list, without a synchronisation: what a request
-needs is known to the host, where it goes is not.
+Everything is computed on the device, without a synchronisation: what a request needs is known to
+the host, where it goes is not. One launch serves a batch, since a step of a small model takes no
+longer than a few hundred of them.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
+from sglang_overlay.kvcache.free_map import FreeMap
+from sglang_overlay.kvcache.kernels.place_units import place_units_kernel
+
 NOTHING = -1
+# Runs that a list of the longest ones has at most.
+LONGEST = 256
+LANES = 1024
+# Units that the kernel looks at at once where most are taken.
+WIDE = 8192
+
+Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowEnds:
+    """The last slots of requests, as they stand in SGLang's table: read when they are needed.
+
+    ``table`` [rows, context] int32, ``rows`` and ``lengths`` [requests] int.
+    """
+
+    table: torch.Tensor
+    rows: torch.Tensor
+    lengths: torch.Tensor
+
+    def slots(self) -> torch.Tensor:
+        """Return the slots [requests] int32."""
+        return self.table[self.rows, self.lengths - 1]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """What the requests of a batch need: ``counts`` units each, to follow unit ``last``.
+    """What the requests of a batch need: ``counts`` units each, to follow slot ``last``.
 
-    ``last`` [requests] int64 on the free list's device, `NOTHING` for a request that has none yet.
-    ``prompt``: the units will be filled at once and may be many; what does not fit into one run
-    goes to the next longest. Otherwise a few at a time, and the lowest will do.
+    ``last``: [requests] int64 on the device, `NOTHING` for a request that has none yet; or where
+    to read them.
     """
 
-    last: torch.Tensor
+    last: torch.Tensor | RowEnds
     counts: Sequence[int]
-    prompt: bool
+    page_size: int = 1
 
     @property
     def total(self) -> int:
         """Return the units of the whole batch."""
         return sum(self.counts)
 
+    def units(self) -> torch.Tensor:
+        """Return the unit [requests] int64 that each request ends in, `NOTHING` for none."""
+        slots = self.last.slots() if isinstance(self.last, RowEnds) else self.last
+        # Slot −1, which is none, is in unit −1.
+        return slots.long() // self.page_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runs:
+    """The longest free runs as they once were, longest first: ``starts``, ``lengths`` [k] int64.
+
+    A length of 0 is no run.
+    """
+
+    starts: torch.Tensor
+    lengths: torch.Tensor
+
+
+def longest_runs(free: FreeMap) -> Runs:
+    """Return up to `LONGEST` of the longest free runs, of equal ones the lowest first."""
+    flags = free.flags
+    # Runs are numbered from 1; what is no edge of one is written to number 0, which is no run.
+    rises, falls = flags[1:] > flags[:-1], flags[:-1] > flags[1:]
+    size, at = flags.shape[0], _positions(flags.shape[0] - 1, flags.device)
+    edges = at.new_zeros(2, size // 2 + 2)
+    edges[0].scatter_(0, rises.cumsum(0) * rises, at)
+    edges[1].scatter_(0, falls.cumsum(0) * falls, at)
+    edges[:, 0] = 0
+    first, last = edges
+    # A key for both, so that no two are equal: ties would be broken differently elsewhere.
+    keys = (last - first) * size + (size - 1 - first)
+    longest = keys.topk(min(LONGEST, keys.shape[0])).values
+    lengths = longest // size
+    return Runs(starts=size - longest % size, lengths=lengths)
+
+
+@functools.lru_cache(maxsize=4)
+def _positions(size: int, device: torch.device) -> torch.Tensor:
+    return torch.arange(size, device=device)
+
 
 def place(
-    free: torch.Tensor, demand: Demand, *, headroom: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Choose units from ``free`` [f] int64, ascending.
+    free: FreeMap, demand: Demand, runs: Runs, *, headroom: int, spare: int = 0
+) -> torch.Tensor:
+    """Take units from ``free`` for ``demand``, and look for ``spare`` more, which stay free.
 
     Each request goes on where it ended, as far as that is free. What is left of its demand goes to
-    one of the longest free runs, another for each request, up to ``headroom`` units behind its
-    start so that whoever ends there can go on too. The rest takes what there is.
+    one of the longest ``runs``, another for each request, up to ``headroom`` units behind its
+    start so that whoever ends there can go on too. The rest takes what there is, in the next
+    longest runs first. ``runs`` may be out of date: a unit is looked at before it is taken.
 
     Returns:
-        The chosen units [demand.total], request after request, and the free ones that remain
-        [f − demand.total], ascending. Both are new tensors: ``free`` may be held elsewhere.
+        The units [demand.total] int64, request after request; those to spare are in the map.
 
     Raises:
         ValueError: more is demanded than is free.
     """
-    total, available = demand.total, free.shape[0]
-    if total > available:
+    total = demand.total
+    if total + spare > free.count:
         raise ValueError(
-            f"demand: got {total} units, needed at most the {available} free ones; evict first"
+            f"demand: got {total} units and {spare} to spare, needed at most the {free.count} free "
+            "ones; evict first"
         )
-    if total == 0:
-        return free[:0].clone(), free.clone()
-    tokens = _Tokens.of(demand, free.device)
-    goes_on, at_next = _following(free, demand.last, tokens)
-    taken = _mark(available, goes_on, at_next)
-    in_home, at_home = _homes(free, taken, ~goes_on, tokens, headroom)
-    taken |= _mark(available, in_home, at_home)
-    at_any = _any(free, taken, ~(goes_on | in_home), long_runs_first=demand.prompt)
-    at = torch.where(goes_on, at_next, torch.where(in_home, at_home, at_any))
-    taken = torch.zeros_like(taken)
-    taken[at] = True
-    return free[at], _without(free, taken, total)
+    on_host = free.flags.device.type == "cpu"
+    units = (_place_on_host if on_host else launch_place)(free, demand, runs, headroom, spare)
+    free.count -= total
+    free.spare = units[total:] if spare else None
+    return units[:total]
 
 
-@dataclass(frozen=True)
-class _Tokens:
-    """The new tokens of a batch, flat: ``owner``, and ``offset`` within what the owner gets."""
-
-    owner: torch.Tensor
-    offset: torch.Tensor
-    starts: torch.Tensor
-    counts: torch.Tensor
-
-    @staticmethod
-    def of(demand: Demand, device: torch.device) -> _Tokens:
-        counts = torch.tensor(demand.counts, dtype=torch.int64)
-        starts = counts.cumsum(0) - counts
-        owner = torch.repeat_interleave(counts)
-        offset = torch.arange(owner.shape[0]) - starts[owner]
-        # One copy, and no wait for it: three would cost more than the whole computation.
-        parts = (owner, offset, starts, counts)
-        packed = torch.cat(parts).to(device, non_blocking=True)
-        return _Tokens(*packed.split([len(part) for part in parts]))
-
-    def rank(self, mine: torch.Tensor) -> torch.Tensor:
-        """Return for each token how many of ``mine`` [tokens] bool its owner has before it."""
-        before = mine.cumsum(0) - mine.long()
-        # A request without tokens has no start of its own; clamped, nobody reads it.
-        start = before[self.starts.clamp(max=len(before) - 1)]
-        return before - start[self.owner]
-
-    def count(self, mine: torch.Tensor) -> torch.Tensor:
-        """Return for each request how many of ``mine`` [tokens] bool it has."""
-        zeros = torch.zeros_like(self.starts)
-        return zeros.index_add(0, self.owner, mine.long())
-
-
-def _following(
-    free: torch.Tensor, last: torch.Tensor, tokens: _Tokens
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return which tokens can have the unit that follows, and its position in ``free``."""
-    # Two requests may end at the same unit, that of a prefix they share: the first one goes on.
-    rival = (last[:, None] == last[None, :]) & (tokens.counts > 0)
-    earlier = torch.tril(rival, diagonal=-1).any(1)
-    leads = (last != NOTHING) & ~earlier
-    wanted = last[tokens.owner] + 1 + tokens.offset
-    at = torch.searchsorted(free, wanted).clamp_(max=free.shape[0] - 1)
-    missing = (free[at] != wanted) | ~leads[tokens.owner]
-    return ~missing & (tokens.rank(missing) == 0), at
-
-
-def _homes(
-    free: torch.Tensor,
-    taken: torch.Tensor,
-    wanting: torch.Tensor,
-    tokens: _Tokens,
-    headroom: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return which of the ``wanting`` tokens fit into their request's home, and the positions."""
-    starts, lengths = _longest_runs(free, taken, len(tokens.starts))
-    need = tokens.count(wanting)
-    wants = need > 0
-    run = (wants.cumsum(0) - 1).clamp_(min=0, max=len(starts) - 1)
-    # With more requests than free units the last run would be shared.
-    own = wants & (wants.cumsum(0) <= len(starts))
-    length = torch.where(own, lengths[run], 0)
-    gap = ((length - need) // 2).clamp_(min=0, max=headroom)
-    rank = tokens.rank(wanting)
-    fits = wanting & (rank < (length - gap)[tokens.owner])
-    return fits, (starts[run] + gap)[tokens.owner] + rank
-
-
-def _longest_runs(
-    free: torch.Tensor, taken: torch.Tensor, count: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return where in ``free`` the ``count`` longest runs of untaken units start, their lengths."""
-    run = _runs(free, taken)
-    lengths = torch.zeros_like(free).index_add_(0, run, (~taken).long())
-    longest, which = lengths.topk(min(count, free.shape[0]))
-    return torch.searchsorted(run, which), longest
-
-
-def _runs(free: torch.Tensor, taken: torch.Tensor) -> torch.Tensor:
-    """Return the number of the run that each position of ``free`` lies in; taken ones part runs."""
-    parts = (free[1:] != free[:-1] + 1) | taken[1:] | taken[:-1]
-    return torch.cat((parts.new_zeros(1), parts)).cumsum(0)
-
-
-def _any(
-    free: torch.Tensor, taken: torch.Tensor, wanting: torch.Tensor, *, long_runs_first: bool
+def launch_place(
+    free: FreeMap, demand: Demand, runs: Runs, headroom: int, spare: int
 ) -> torch.Tensor:
-    """Return positions in ``free``: for the ``wanting`` tokens those of untaken units, in order."""
-    order = None
-    if long_runs_first:
-        run = _runs(free, taken)
-        lengths = torch.zeros_like(free).index_add_(0, run, (~taken).long())
-        order = lengths[run].argsort(descending=True, stable=True)
-        taken = taken[order]
-    nth = (~taken).cumsum(0)
-    at = torch.searchsorted(nth, wanting.cumsum(0)).clamp_(max=free.shape[0] - 1)
-    return at if order is None else order[at]
+    """Launch the kernel; `place` keeps count. Returns all units in one tensor."""
+    requests = len(demand.counts)
+    counts = _counts(tuple(demand.counts), free.flags.device)
+    # Before the units, room for what the kernel notes of each request.
+    found = counts.new_empty(2 * requests + demand.total + spare)
+    last, ends = demand.last, demand.last
+    if isinstance(ends, RowEnds):
+        last, rows, lengths, stride = ends.table, ends.rows, ends.lengths, ends.table.stride(0)
+    else:
+        rows, lengths, stride = counts, counts, 0
+    out = found[2 * requests :]
+    place_units_kernel[(1,)](
+        free.flags,
+        last,
+        rows,
+        lengths,
+        counts,
+        runs.starts,
+        runs.lengths,
+        out,
+        found,
+        stride,
+        requests,
+        free.units,
+        runs.starts.shape[0],
+        headroom,
+        demand.total,
+        spare,
+        FROM_TABLE=isinstance(ends, RowEnds),
+        PAGE=demand.page_size,
+        ROWS=32,
+        COLUMNS=64,
+        LANES=LANES,
+        WIDE=WIDE,
+        num_warps=8,
+    )
+    return out
 
 
-def _mark(size: int, chosen: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-    """Return a mask [size] of the positions ``at`` of the ``chosen`` tokens."""
-    # Selecting by a mask would make the host wait for its size: the others go past the end.
-    mask = chosen.new_zeros(size + 1)
-    mask[torch.where(chosen, at, size)] = True
-    return mask[:size]
+@functools.lru_cache(maxsize=64)
+def _counts(counts: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    # Kept, because in most steps every request asks for as much as in the one before.
+    return torch.tensor(counts, dtype=torch.int64).to(device, non_blocking=True)
 
 
-def _without(free: torch.Tensor, taken: torch.Tensor, total: int) -> torch.Tensor:
-    """Return ``free`` without its ``total`` taken units."""
-    size = free.shape[0] - total
-    kept = (~taken).cumsum(0) - 1
-    result = free.new_empty(size + 1)
-    result[torch.where(taken, size, kept)] = free
-    return result[:size]
+def _place_on_host(
+    free: FreeMap, demand: Demand, runs: Runs, headroom: int, spare: int
+) -> torch.Tensor:
+    """Do what the kernel does, and in its order."""
+    flags = free.flags.numpy()
+    shares = [_Share(flags, count) for count in demand.counts]
+    ends: set[int] = set()
+    for share, last in zip(shares, demand.units().tolist(), strict=True):
+        # Two requests may end at the same unit, that of a prefix they share: the first goes on.
+        if share.needed and last != NOTHING and last not in ends:
+            ends.add(last)
+            share.take_run(last + 1, free.units + 1)
+    homes = list(zip(runs.starts.tolist(), runs.lengths.tolist(), strict=True))
+    used = 0
+    for share in shares:
+        found = False
+        while share.needed and not found and used < len(homes):
+            start, length = homes[used]
+            end = start + length
+            # Whoever ended before the run may just have gone on into it.
+            start += share.first_free(start, end)
+            gap = min(max((end - start - share.needed) // 2, 0), headroom)
+            found = share.take_run(start + gap, end)
+            used += 1
+    others = _Share(flags, spare)
+    for share in [*shares, others]:
+        while share.needed and used < len(homes):
+            start, length = homes[used]
+            share.take_free(start, start + length)
+            used += bool(share.needed)
+        share.take_free(1, free.units + 1)
+    for units in others.parts:
+        flags[units] = 1
+    parts = [part for share in [*shares, others] for part in share.parts]
+    return torch.from_numpy(np.concatenate(parts))
+
+
+class _Share:
+    """What one request gets."""
+
+    def __init__(self, flags: npt.NDArray[np.uint8], needed: int) -> None:
+        self._flags = flags
+        self.needed = needed
+        self.parts: list[Array] = [np.empty(0, dtype=np.int64)]
+
+    def first_free(self, first: int, stop: int) -> int:
+        """Return how many units there are before the first free one; LANES if those are taken."""
+        near = self._flags[first : min(first + LANES, stop)]
+        return int(near.argmax()) if near.any() else LANES
+
+    def take_run(self, first: int, stop: int) -> bool:
+        """Take units from ``first`` on as far as they are free; say whether there were any."""
+        wanted = self._flags[first : min(first + self.needed, stop)]
+        length = len(wanted) if wanted.all() else int(wanted.argmin())
+        self._take(np.arange(first, first + length))
+        return length > 0
+
+    def take_free(self, first: int, stop: int) -> None:
+        """Take the free units below ``stop`` from ``first`` on."""
+        if self.needed:
+            self._take(np.flatnonzero(self._flags[first:stop])[: self.needed] + first)
+
+    def _take(self, units: Array) -> None:
+        self._flags[units] = 0
+        self.needed -= len(units)
+        self.parts.append(units)

@@ -1,8 +1,7 @@
 """SGLang's slot allocators with an order of preference: `placement` says which units come first.
 
-What is counted stays as it is. The free list is kept ascending, with freed units waiting apart in
-``release_pages`` (SGLang's own ``need_sort``), and rebound as a whole: an allocation returns a view
-of it, and a speculative step holds the old one to go back to.
+What is counted stays as it is. In the place of SGLang's list of free units there is a `FreeMap`;
+the list is made for whoever asks for it.
 """
 
 from __future__ import annotations
@@ -14,10 +13,15 @@ from typing import Any
 import torch
 from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
 
-from sglang_overlay.kvcache.placement import NOTHING, Demand, place
+from sglang_overlay.kvcache.free_map import FreeMap
+from sglang_overlay.kvcache.placement import NOTHING, Demand, RowEnds, Runs, longest_runs, place
 
 # What a request may grow before it runs into the next one, in tokens, where there is room.
 HEADROOM = 1024
+# Allocations that share one look at the longest free runs, if they are small.
+KEPT = 16
+# Pages: a step adds one or two to a request, a prompt more.
+FEW = 2
 
 
 class _Placement:
@@ -26,79 +30,135 @@ class _Placement:
     ``changes`` counts allocations and releases, so that others can tell whether anything happened.
     """
 
+    free_map: FreeMap
     changes = 0
-    _demand: Demand | None = None
+    _nowhere: torch.Tensor
+    _runs: Runs | None = None
+    _uses = 0
     _borrowing = False
+    # How many units windows want, and what the open one has of those to spare.
+    _wanted = 0
+    _lent: torch.Tensor | None = None
+    # What an allocation of SGLang's is to take its pages from.
+    _offer: torch.Tensor | None = None
 
-    def backup_state(self: Any) -> Any:
+    @property
+    def free_pages(self) -> torch.Tensor:
+        """Return the free units [n] int64, ascending; waits for the device."""
+        return self.free_map.listed() if self._offer is None else self._offer
+
+    @free_pages.setter
+    def free_pages(self: Any, units: torch.Tensor | None) -> None:
+        if self._offer is not None:
+            self._offer = units
+        elif units is not None:
+            self.free_map.take(self.free_map.listed())
+            self.free_map.release(units)
+
+    def available_size(self: Any) -> int:
+        """Return how many slots are free."""
+        lent = 0 if self._lent is None else len(self._lent)
+        return int((self.free_map.count - lent) * self.page_size)
+
+    def backup_state(self) -> FreeMap:
         """Open a window: what is allocated until `restore_state` is given back by it."""
         self._borrowing = True
-        return super().backup_state()  # type: ignore[misc]
+        return self.free_map
 
-    def restore_state(self: Any, state: Any) -> None:
+    def restore_state(self, state: FreeMap) -> None:
         """Close the window."""
-        self._borrowing = False
-        super().restore_state(state)  # type: ignore[misc]
-
-    def free(self: Any, free_index: torch.Tensor) -> None:
-        """Free slots [n] int."""
-        self.changes += 1
-        super().free(free_index)  # type: ignore[misc]
+        self._borrowing, self._lent = False, None
+        self.free_map = state
 
     def clear(self: Any) -> None:
         """Free everything."""
         self.changes += 1
-        self._borrowing = False
-        super().clear()  # type: ignore[misc]
+        self.free_map = FreeMap(self.size // self.page_size, self.device)
+        self.release_pages = torch.empty(0, dtype=torch.int64, device=self.device)
+        self._nowhere = torch.full((1,), NOTHING, dtype=torch.int64, device=self.device)
+        self.is_not_in_free_group = True
+        self.free_group: list[torch.Tensor] = []
+        self._borrowing, self._runs, self._lent = False, None, None
 
     def quiet(self) -> bool:
         """Say whether no window and no group of releases is open."""
-        return not self._borrowing and bool(self.is_not_in_free_group)  # type: ignore[attr-defined]
+        return not self._borrowing and self.is_not_in_free_group
 
-    def _place(self: Any, demand: Demand) -> None:
-        """Put the units for ``demand`` first in the free list, if there are enough.
+    def _place(self: Any, demand: Demand, *, prompt: bool) -> torch.Tensor | None:
+        """Return units [demand.total] int64, or None where fewer are free.
 
-        A window's units go back before anybody else is served: any will do, and the lowest are in
-        nobody's way.
+        ``prompt``: they may be many, and deserve a fresh look at the free runs.
         """
         self.changes += 1
-        if self._borrowing or not demand.total:
-            return
-        self.merge_and_sort_free()
-        if demand.total <= len(self.free_pages):
-            headroom = HEADROOM // self.page_size
-            self.free_pages = torch.cat(place(self.free_pages, demand, headroom=headroom))
+        if demand.total * self.page_size > self.available_size():
+            return None
+        if demand.total == 0:
+            return self._nowhere[:0]
+        if self._borrowing:
+            return self._borrow(demand)
+        # Not where free units are so rare that the search would be long.
+        spare = self._wanted if self.free_map.count > demand.total + 4 * self._wanted else 0
+        return self._take(demand, prompt=prompt, spare=spare)
 
-    def _newcomer(self: Any, units: int) -> Demand:
-        nowhere = torch.full((1,), NOTHING, dtype=torch.int64, device=self.device)
-        return Demand(last=nowhere, counts=[units], prompt=True)
+    def _borrow(self, demand: Demand) -> torch.Tensor:
+        """Return units [demand.total] for a window: they go back at once, so any will do."""
+        self._wanted = max(self._wanted, demand.total)
+        spare, lent = self.free_map.spare, self._lent
+        if lent is None and spare is not None and demand.total <= len(spare):
+            # A window asks once, as a rule: then nothing need be taken, and given back.
+            self._lent = spare[: demand.total]
+            return self._lent
+        self.free_map = self.free_map.copy()
+        if lent is not None:
+            self.free_map.take(lent)
+            self._lent = lent[:0]
+        return self._take(demand, prompt=False, spare=0)
+
+    def _take(self: Any, demand: Demand, *, prompt: bool, spare: int) -> torch.Tensor:
+        self._uses = 0 if prompt else self._uses - 1
+        if self._runs is None or self._uses <= 0:
+            self._runs, self._uses = longest_runs(self.free_map), KEPT
+        headroom = HEADROOM // self.page_size
+        return place(self.free_map, demand, self._runs, headroom=headroom, spare=spare)
+
+    def _newcomer(self, units: int) -> Demand:
+        return Demand(last=self._nowhere, counts=[units])
 
 
 class PlacedTokenAllocator(_Placement, TokenToKVPoolAllocator):  # type: ignore[misc]
     """The allocator for pages of one slot. It is told by `following` whom an allocation is for."""
 
+    _demand: Demand | None = None
+    _prompt = False
+
     @contextmanager
     def following(
-        self, last_slots: torch.Tensor, counts: Sequence[int], *, prompt: bool
+        self, last: torch.Tensor | RowEnds, counts: Sequence[int], *, prompt: bool
     ) -> Iterator[None]:
         """Within: an allocation of ``sum(counts)`` slots is for these requests, in this order.
 
-        ``last_slots`` [requests] int, `NOTHING` for one that has none; see `Demand`.
+        ``last`` and ``counts``: see `Demand`. ``prompt``: they are prompts, to be filled at once.
         """
-        self._demand = Demand(last=last_slots.to(torch.int64), counts=counts, prompt=prompt)
+        self._demand, self._prompt = Demand(last=last, counts=counts), prompt
         try:
             yield
         finally:
-            self._demand = None
+            self._demand, self._prompt = None, False
 
     def alloc(self, need_size: int) -> torch.Tensor | None:
         """Return slots [need_size] int64, or None where fewer are free."""
         demand = self._demand
         if demand is None or demand.total != need_size:
-            demand = self._newcomer(need_size)
-        self._place(demand)
-        slots: torch.Tensor | None = super().alloc(need_size)
-        return slots
+            return self._place(self._newcomer(need_size), prompt=False)
+        return self._place(demand, prompt=self._prompt)
+
+    def free(self, free_index: torch.Tensor) -> None:
+        """Free slots [n] int."""
+        self.changes += 1
+        if self.is_not_in_free_group:
+            self.free_map.release(free_index)
+        else:
+            self.free_group.append(free_index)
 
 
 class PlacedPagedAllocator(_Placement, PagedTokenToKVPoolAllocator):  # type: ignore[misc]
@@ -106,9 +166,12 @@ class PlacedPagedAllocator(_Placement, PagedTokenToKVPoolAllocator):  # type: ig
 
     def alloc(self, need_size: int) -> torch.Tensor | None:
         """Return slots [need_size] int64 in whole pages, or None where fewer are free."""
-        self._place(self._newcomer(need_size // self.page_size))
-        slots: torch.Tensor | None = super().alloc(need_size)
-        return slots
+        needed = need_size // self.page_size
+        pages = self._place(self._newcomer(needed), prompt=needed > FEW)
+        if pages is None:
+            return None
+        within = torch.arange(self.page_size, device=self.device)
+        return (pages[:, None] * self.page_size + within).reshape(-1)
 
     def alloc_extend(
         self,
@@ -117,37 +180,41 @@ class PlacedPagedAllocator(_Placement, PagedTokenToKVPoolAllocator):  # type: ig
         seq_lens: torch.Tensor,
         seq_lens_cpu: torch.Tensor,
         last_loc: torch.Tensor,
-        extend_num_tokens: int,
         *others: Any,
         **more: Any,
     ) -> torch.Tensor | None:
-        """Return slots [extend_num_tokens] int64 for requests that grow, as SGLang's does."""
-        self._place(self._growth(prefix_lens_cpu, seq_lens_cpu, last_loc))
-        slots: torch.Tensor | None = super().alloc_extend(
-            prefix_lens,
-            prefix_lens_cpu,
-            seq_lens,
-            seq_lens_cpu,
-            last_loc,
-            extend_num_tokens,
-            *others,
-            **more,
-        )
-        return slots
+        """Return slots [tokens] int64 for requests that grow, as SGLang's does."""
+        growth = self._growth(prefix_lens_cpu, seq_lens_cpu, last_loc)
+        lengths = prefix_lens, prefix_lens_cpu, seq_lens, seq_lens_cpu
+        return self._offering(growth, super().alloc_extend, *lengths, last_loc, *others, **more)
 
     def alloc_decode(
         self, seq_lens: torch.Tensor, seq_lens_cpu: torch.Tensor, last_loc: torch.Tensor
     ) -> torch.Tensor | None:
         """Return slots [requests] int64 for one more token each, as SGLang's does."""
-        self._place(self._growth(seq_lens_cpu - 1, seq_lens_cpu, last_loc))
-        slots: torch.Tensor | None = super().alloc_decode(seq_lens, seq_lens_cpu, last_loc)
-        return slots
+        growth = self._growth(seq_lens_cpu - 1, seq_lens_cpu, last_loc)
+        return self._offering(growth, super().alloc_decode, seq_lens, seq_lens_cpu, last_loc)
+
+    def free(self, free_index: torch.Tensor) -> None:
+        """Free the pages of slots [n] int."""
+        self.changes += 1
+        if not self.is_not_in_free_group:
+            self.free_group.append(free_index)
+        elif len(free_index):
+            self.free_map.release(torch.unique(free_index // self.page_size))
 
     def _growth(self, before: torch.Tensor, after: torch.Tensor, last: torch.Tensor) -> Demand:
         size = self.page_size
-        pages = (after + size - 1) // size - (before + size - 1) // size
-        # Slot −1, which is none, is on page −1.
-        return Demand(last=last.to(torch.int64) // size, counts=pages.tolist(), prompt=True)
+        pages = -(-after.numpy() // size) + (-before.numpy() // size)
+        return Demand(last=last, counts=pages.tolist(), page_size=size)
+
+    def _offering(self, demand: Demand, stock: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return what ``stock``, an allocation of SGLang's, gives out of pages for ``demand``."""
+        self._offer = self._place(demand, prompt=max(demand.counts, default=0) > FEW)
+        try:
+            return None if self._offer is None else stock(*args, **kwargs)
+        finally:
+            self._offer = None
 
 
 KNOWN = (TokenToKVPoolAllocator, PagedTokenToKVPoolAllocator)
@@ -159,7 +226,8 @@ def placed(stock: Any) -> PlacedTokenAllocator | PlacedPagedAllocator:
         "dtype": stock.dtype,
         "device": stock.device,
         "kvcache": stock.get_kvcache(),
-        "need_sort": True,
+        # SGLang's lists are not used: there is nothing to sort.
+        "need_sort": False,
     }
     if type(stock) is TokenToKVPoolAllocator:
         return PlacedTokenAllocator(stock.size, **common)

@@ -63,34 +63,38 @@ class Compactor:
         self._pause = self._skipped = 0
 
     def compact(self) -> int:
-        """Make one pass over the whole cache of an idle server; return the tokens moved."""
+        """Make one pass on an idle server; return the tokens moved.
+
+        After one that found nothing to do, the next comes when a slot was given or taken.
+        """
         if self._settled_at == self._allocator.changes:
             return 0
-        moved = self._pass(unlocked=False)
+        moved = self._pass()
         if not moved:
             self._settled_at = self._allocator.changes
         return moved
 
     def compact_unlocked(self) -> int:
-        """Make one pass over what no request holds, between two batches; return the tokens moved.
+        """Make one pass between two batches; return the tokens moved.
 
         Passes that find nothing to do are followed by ever longer pauses, counted in calls.
         """
         if self._skipped < self._pause:
             self._skipped += 1
             return 0
-        moved = self._pass(unlocked=True)
+        moved = self._pass()
         self._skipped = 0
         self._pause = 0 if moved else min(max(2 * self._pause, 1), LONGEST_PAUSE)
         return moved
 
-    def _pass(self, *, unlocked: bool) -> int:
+    def _pass(self) -> int:
+        """Bring together what no request holds; return the tokens moved."""
         if not self._allocator.quiet():
             self.tally.refused_open += 1
             return 0
         started = time.perf_counter()
         page = self._allocator.page_size
-        found = cached(self._tree_cache, unlocked=unlocked)
+        found = cached(self._tree_cache, unlocked=True)
         pieces = found.pieces(page)
         free = free_units(self._allocator)
         moves = planner.plan(
@@ -105,7 +109,7 @@ class Compactor:
         moved = self._carry_out(
             [found.nodes[move.piece] for move in moves], [move.destination for move in moves]
         )
-        self.tally.passes += 1
+        self.tally.passes += bool(moved)
         self.tally.moved_tokens += moved
         self.tally.moved_bytes += moved * self._row_bytes
         self.tally.pass_seconds += time.perf_counter() - started
@@ -114,34 +118,31 @@ class Compactor:
     def _carry_out(self, nodes: Sequence[Any], destinations: Sequence[Units]) -> int:
         """Move ``nodes`` to the units ``destinations``; put everything back if anything fails."""
         allocator = self._allocator
-        before = (allocator.free_pages, allocator.release_pages)
+        before = allocator.free_map.copy()
         values = [node.value for node in nodes]
         try:
             units = torch.from_numpy(np.concatenate(destinations)).to(allocator.device)
             destination = self._slots(units)
-            self._reserve(units)
+            allocator.free_map.take(units)
             source = torch.cat(values)
             for mover in self._movers:
                 mover(destination, source)
-            parts = destination.split([len(value) for value in values])
-            for node, part in zip(nodes, parts, strict=True):
-                node.value = part.clone()
+            self._rebind(nodes, destination.split([len(value) for value in values]))
             allocator.free(source)
         except Exception:
             # Nothing was written over what the old slots hold: going back to them is enough.
             for node, value in zip(nodes, values, strict=True):
                 node.value = value
-            allocator.free_pages, allocator.release_pages = before
+            allocator.free_map = before
             self.tally.refused_failure += 1
             logger.exception("a pass of KV compaction failed and was taken back")
             return 0
         return len(source)
 
-    def _reserve(self, units: torch.Tensor) -> None:
-        """Take ``units`` [n] out of the free list, rebound."""
-        self._allocator.merge_and_sort_free()
-        free = self._allocator.free_pages
-        self._allocator.free_pages = free[~torch.isin(free, units)]
+    def _rebind(self, nodes: Sequence[Any], parts: Sequence[torch.Tensor]) -> None:
+        for node, part in zip(nodes, parts, strict=True):
+            # A tensor of its own: a part would keep all of them alive, and the old one may be held.
+            node.value = part.clone()
 
     def _slots(self, units: torch.Tensor) -> torch.Tensor:
         page = self._allocator.page_size

@@ -9,7 +9,7 @@ import torch
 
 from sglang_overlay import switches, upstream
 from sglang_overlay.kvcache import levels
-from sglang_overlay.kvcache.placement import NOTHING
+from sglang_overlay.kvcache.placement import NOTHING, RowEnds
 from sglang_overlay.srt import kv_allocators, kv_movers
 from sglang_overlay.srt.ddtree.rows import row_buffers
 from sglang_overlay.srt.kv_allocators import PlacedTokenAllocator
@@ -112,6 +112,9 @@ def growing(batch: Any, tokens: int) -> AbstractContextManager[None]:
     requests = len(batch.reqs)
     if not isinstance(allocator, PlacedTokenAllocator) or not requests:
         return nullcontext()
-    table = batch.req_to_token_pool.req_to_token
-    last = table[batch.req_pool_indices, batch.seq_lens - 1]
+    last = RowEnds(
+        table=batch.req_to_token_pool.req_to_token,
+        rows=batch.req_pool_indices,
+        lengths=batch.seq_lens,
+    )
     return allocator.following(last, [tokens] * requests, prompt=False)

@@ -1,14 +1,35 @@
-"""Where new tokens go, against a set of free units and by hand."""
+"""Where new tokens go, by the host and by the kernel, by hand and against a set of free units."""
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
+from unittest import mock
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sglang_overlay.kvcache.placement import NOTHING, Demand, place
+from sglang_overlay.kvcache import placement
+from sglang_overlay.kvcache.free_map import FreeMap
+from sglang_overlay.kvcache.placement import (
+    NOTHING,
+    Demand,
+    RowEnds,
+    Runs,
+    launch_place,
+    longest_runs,
+    place,
+)
+
+UNITS = 100
+BY = pytest.mark.parametrize("by", ["host", "kernel"])
+
+
+def free_map(free: list[int], units: int = UNITS) -> FreeMap:
+    made = FreeMap(units, "cpu")
+    made.take(torch.tensor(sorted({*range(1, units + 1)} - set(free)), dtype=torch.int64))
+    return made
 
 
 def chosen(
@@ -17,74 +38,165 @@ def chosen(
     counts: list[int],
     *,
     headroom: int = 4,
-    prompt: bool = True,
+    by: str = "host",
+    runs: Runs | None = None,
+    spare: int = 0,
+    page_size: int = 1,
+    in_table: bool = False,
 ) -> list[list[int]]:
-    """Return the units of each request, after a look at what remains."""
-    before = torch.tensor(free)
-    demand = Demand(last=torch.tensor(last), counts=counts, prompt=prompt)
-    units, rest = place(before, demand, headroom=headroom)
-    assert before.tolist() == free, "the free list may be held elsewhere"
-    assert rest.tolist() == sorted(set(free) - set(units.tolist()))
+    """Return the units of each request, and those to spare, after a look at what remains."""
+    before = free_map(free, max(UNITS, *free))
+    slots = torch.tensor(
+        [end if end == NOTHING else end * page_size + page_size // 2 for end in last]
+    )
+    demand = Demand(
+        last=in_a_table(slots) if in_table else slots, counts=counts, page_size=page_size
+    )
+    runs = longest_runs(before) if runs is None else runs
+    if by == "host":
+        units, others = place(before, demand, runs, headroom=headroom, spare=spare), before.spare
+    else:
+        found = launch_place(before, demand, runs, headroom, spare)
+        before.count -= sum(counts)
+        units, others = found[: sum(counts)], found[sum(counts) :]
+    assert before.listed().tolist() == sorted(set(free) - set(units.tolist()))
+    assert before.count == len(free) - sum(counts)
     assert len(set(units.tolist())) == sum(counts)
-    return [part.tolist() for part in units.split(counts)]
+    parts = [part.tolist() for part in units.split(counts)]
+    return parts if others is None or not len(others) else [*parts, others.tolist()]
 
 
-def test_a_request_goes_on_where_it_ended() -> None:
+def in_a_table(slots: torch.Tensor) -> RowEnds:
+    """Let request i have i + 1 tokens in row 2 * i of a table that has other slots elsewhere."""
+    requests = slots.shape[0]
+    rows, lengths = 2 * torch.arange(requests), 1 + torch.arange(requests)
+    table = torch.full((2 * requests, requests + 1), 4, dtype=torch.int32)
+    table[rows, lengths - 1] = slots.int()
+    return RowEnds(table=table, rows=rows, lengths=lengths)
+
+
+@BY
+def test_a_request_goes_on_where_it_ended(by: str) -> None:
     free = [3, 4, 10, 11, 12, 20, 21]
-    assert chosen(free, [9, 19, 2], [2, 1, 2]) == [[10, 11], [20], [3, 4]]
+    assert chosen(free, [9, 19, 2], [2, 1, 2], by=by) == [[10, 11], [20], [3, 4]]
 
 
-def test_it_goes_on_as_far_as_that_is_free_and_the_rest_finds_a_home() -> None:
+@BY
+def test_it_goes_on_as_far_as_that_is_free_and_the_rest_finds_a_home(by: str) -> None:
     free = [10, 11, *range(20, 40)]
-    assert chosen(free, [9], [5], headroom=3) == [[10, 11, 23, 24, 25]]
+    assert chosen(free, [9], [5], headroom=3, by=by) == [[10, 11, 23, 24, 25]]
 
 
-def test_a_unit_further_on_is_not_taken_past_a_gap() -> None:
+@BY
+def test_a_unit_further_on_is_not_taken_past_a_gap(by: str) -> None:
     # 12 is free too, but would leave a hole that nobody can go on into.
-    assert chosen([10, 12, 30, 31, 32], [9], [3], headroom=0) == [[10, 30, 31]]
+    assert chosen([10, 12, 30, 31, 32], [9], [3], headroom=0, by=by) == [[10, 30, 31]]
 
 
-def test_of_two_that_end_at_the_same_unit_the_first_goes_on() -> None:
+@BY
+def test_of_two_that_end_at_the_same_unit_the_first_goes_on(by: str) -> None:
     free = [10, 11, 12, 13, *range(20, 30)]
-    assert chosen(free, [9, 9], [2, 2], headroom=2) == [[10, 11], [22, 23]]
+    assert chosen(free, [9, 9], [2, 2], headroom=2, by=by) == [[10, 11], [22, 23]]
 
 
-def test_new_requests_get_the_longest_runs_and_leave_headroom() -> None:
+@BY
+def test_new_requests_get_the_longest_runs_and_leave_headroom(by: str) -> None:
     free = [*range(1, 21), *range(30, 90), 95]
-    first, second = chosen(free, [NOTHING, NOTHING], [10, 3], headroom=8)
+    first, second = chosen(free, [NOTHING, NOTHING], [10, 3], headroom=8, by=by)
     assert first == list(range(38, 48))
     assert second == [9, 10, 11]
 
 
-def test_headroom_shrinks_before_a_request_is_broken() -> None:
-    assert chosen(list(range(1, 11)), [NOTHING], [10], headroom=8) == [list(range(1, 11))]
-    assert chosen(list(range(1, 11)), [NOTHING], [8], headroom=8) == [list(range(2, 10))]
+@BY
+def test_headroom_shrinks_before_a_request_is_broken(by: str) -> None:
+    free = list(range(1, 11))
+    assert chosen(free, [NOTHING], [10], headroom=8, by=by) == [list(range(1, 11))]
+    assert chosen(free, [NOTHING], [8], headroom=8, by=by) == [list(range(2, 10))]
 
 
-def test_a_prompt_longer_than_any_run_takes_the_next_longest() -> None:
+@BY
+def test_a_prompt_longer_than_any_run_takes_the_next_longest(by: str) -> None:
     free = [1, 3, *range(10, 14), *range(20, 26), 30]
-    ((*units,),) = chosen(free, [NOTHING], [11], headroom=0)
+    ((*units,),) = chosen(free, [NOTHING], [11], headroom=0, by=by)
     assert units == [*range(20, 26), *range(10, 14), 1]
 
 
-def test_a_decode_step_without_a_run_takes_the_lowest() -> None:
-    free = [1, 3, *range(10, 14), 30]
-    ((*units,),) = chosen(free, [NOTHING], [6], headroom=0, prompt=False)
-    assert units == [*range(10, 14), 1, 3]
+@BY
+def test_runs_that_are_out_of_date_are_passed_over(by: str) -> None:
+    runs = longest_runs(free_map([*range(10, 20), *range(30, 36), 40, 41]))
+    free = [3, 5, *range(16, 20), *range(30, 36)]
+    found = chosen(free, [NOTHING] * 3, [2, 3, 2], headroom=0, by=by, runs=runs)
+    assert found == [[16, 17], [30, 31, 32], [3, 5]]
+    # What is in no run of the list is found all the same.
+    assert chosen([3, 5, 7], [NOTHING], [3], by=by, runs=runs) == [[3, 5, 7]]
 
 
-def test_more_requests_than_free_runs_are_served() -> None:
-    assert sorted(chosen([5, 7], [NOTHING] * 3, [1, 0, 1])) == [[], [5], [7]]
-
-
-def test_nothing_is_asked_and_nothing_taken() -> None:
-    assert chosen([5, 7], [4, NOTHING], [0, 0]) == [[], []]
+@BY
+def test_more_requests_than_free_runs_are_served(by: str) -> None:
+    assert sorted(chosen([5, 7], [NOTHING] * 3, [1, 0, 1], by=by)) == [[], [5], [7]]
 
 
 def test_more_than_is_free_is_refused() -> None:
-    demand = Demand(last=torch.tensor([NOTHING]), counts=[3], prompt=True)
-    with pytest.raises(ValueError, match="got 3 units, needed at most the 2 free ones"):
-        place(torch.tensor([1, 2]), demand, headroom=0)
+    free, demand = free_map([1, 2]), Demand(last=torch.tensor([NOTHING]), counts=[3])
+    with pytest.raises(ValueError, match="got 3 units and 0 to spare, needed at most the 2 free"):
+        place(free, demand, longest_runs(free), headroom=0)
+
+
+@BY
+def test_units_to_spare_are_others_and_stay_free(by: str) -> None:
+    free = [*range(10, 30), 40, 41, 50]
+    *parts, spare = chosen(free, [9, NOTHING], [3, 2], headroom=0, by=by, spare=6)
+    assert parts == [[10, 11, 12], [13, 14]]
+    assert spare == [40, 41, 50, 15, 16, 17]
+
+
+@BY
+@pytest.mark.parametrize("page_size", [1, 64])
+def test_where_requests_ended_is_read_from_their_rows(by: str, page_size: int) -> None:
+    free, last, counts = [*range(10, 30), 41, 42, 50], [40, NOTHING, 9], [3, 2, 1]
+    want = chosen(free, last, counts)
+    assert (want[0][:2], want[2]) == ([41, 42], [10])
+    assert want == chosen(free, last, counts, by=by, page_size=page_size, in_table=True)
+
+
+def test_nothing_waits_for_the_device() -> None:
+    # Tensors of this device have no contents: to ask for one is an error.
+    free = FreeMap(1000, "meta")
+    launched = []
+    kernel = {(1,): lambda *args, **_: launched.append(args)}
+    ends = RowEnds(
+        table=torch.empty(4, 8, dtype=torch.int32, device="meta"),
+        rows=torch.empty(2, dtype=torch.int64, device="meta"),
+        lengths=torch.empty(2, dtype=torch.int64, device="meta"),
+    )
+    with mock.patch.object(placement, "place_units_kernel", kernel):
+        runs = longest_runs(free)
+        units = place(free, Demand(last=ends, counts=[3, 2]), runs, headroom=8, spare=4)
+        assert free.spare is not None
+        assert (len(units), len(free.spare), free.count, len(launched)) == (5, 4, 995, 1)
+        free.release(units)
+        free.take(free.spare)
+        assert (free.copy().count, free.spare) == (996, None)
+    with pytest.raises((NotImplementedError, RuntimeError)):
+        free.listed()
+
+
+@BY
+def test_what_is_larger_than_a_tile_of_the_kernel(by: str) -> None:
+    free = [*range(1, 200), *range(300, 2700), *range(3000, 3050)]
+    last, counts = [NOTHING, 2999, 299, NOTHING, *[NOTHING] * 40], [90, 70, 130, 2300, *[1] * 40]
+    parts = chosen(free, last, counts, headroom=8, by=by)
+    assert parts[1][:50] == list(range(3000, 3050))
+    assert parts[2] == list(range(300, 430))
+    assert parts == chosen(free, last, counts, headroom=8)
+
+
+def test_the_longest_runs_come_first_and_the_lowest_of_equal_ones() -> None:
+    runs = longest_runs(free_map([1, 2, 10, 20, 21, 22, 30, 31, 40]))
+    listed = zip(runs.starts.tolist(), runs.lengths.tolist(), strict=True)
+    assert [run for run in listed if run[1]] == [(20, 3), (1, 2), (30, 2), (10, 1), (40, 1)]
+    assert longest_runs(free_map([])).lengths.tolist() == [0] * len(runs.lengths)
+    assert longest_runs(free_map(list(range(1, UNITS + 1)))).lengths[0] == UNITS
 
 
 @st.composite
@@ -99,12 +211,12 @@ def demands(draw: st.DrawFn) -> tuple[list[int], list[int], list[int]]:
 
 
 @settings(max_examples=300, deadline=None)
-@given(demands(), st.integers(0, 12), st.booleans())
+@given(demands(), st.integers(0, 12))
 def test_whatever_is_asked_is_served_from_what_is_free(
-    case: tuple[list[int], list[int], list[int]], headroom: int, prompt: bool
+    case: tuple[list[int], list[int], list[int]], headroom: int
 ) -> None:
     free, last, counts = case
-    given_units = chosen(free, last, counts, headroom=headroom, prompt=prompt)
+    given_units = chosen(free, last, counts, headroom=headroom)
     went_on: set[int] = set()
     for end, units in zip(last, given_units, strict=True):
         if units and end + 1 in free and end not in went_on | {NOTHING}:
@@ -116,3 +228,21 @@ def test_whatever_is_asked_is_served_from_what_is_free(
     longest = max(b - a for a, b in pairwise(sorted({*range(63)} - set(free)))) - 1
     if len(last) == 1 and fresh and len(fresh[0]) <= longest:
         assert all(b == a + 1 for a, b in pairwise(fresh[0]))
+
+
+@settings(max_examples=30, deadline=None)
+@given(demands(), demands(), st.integers(0, 12), st.integers(0, 9))
+def test_the_kernel_takes_what_the_host_takes(
+    case: tuple[list[int], list[int], list[int]],
+    earlier: tuple[list[int], list[int], list[int]],
+    headroom: int,
+    spare: int,
+) -> None:
+    free, last, counts = case
+    spare = min(spare, len(free) - sum(counts))
+    stale = longest_runs(free_map(earlier[0]))
+    for runs in (None, stale):
+        case_of = partial(chosen, free, last, counts, headroom=headroom, runs=runs, spare=spare)
+        # Few at once, so that loops go round more than once.
+        with mock.patch.multiple(placement, LANES=8, WIDE=16):
+            assert case_of(by="kernel") == case_of()

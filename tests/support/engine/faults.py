@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from typing import Any
+from unittest import mock
 
 import torch
+
+# After one that moved something comes another, until one finds nothing to do.
+PASSES = ("scattered", "gathered", "gathered", "open window", "failed", "gathered")
 
 
 def install(fault: str) -> None:
@@ -13,6 +19,8 @@ def install(fault: str) -> None:
         _shorten_verify()
     elif fault == "lost-slot":
         _lose_a_slot()
+    elif fault == "restless-slots":
+        _move_without_need()
 
 
 def _shorten_verify() -> None:
@@ -45,3 +53,54 @@ def _lose_a_slot() -> None:
         return stock(self, batch=batch, **kwargs)
 
     verify_input.verify = verify
+
+
+def _move_without_need() -> None:
+    """Let the passes of KV compaction that find something cached go by `PASSES`, the last for ever.
+
+    Each tells on stderr what it left: `pass of <process>: <which> <tokens moved> <digest>`.
+    """
+    from sglang_overlay.kvcache import planner
+    from sglang_overlay.srt.kv_compaction import Compactor
+    from sglang_overlay.srt.kv_layout import cached
+
+    stock = Compactor._pass
+    left = list(PASSES)
+
+    def scatter(pieces: Any, parents: Any, free: Any, **_: Any) -> list[planner.Move]:
+        spread, moves = free[::-1], []
+        for index, piece in enumerate(pieces):
+            size = len(piece.units)
+            if size <= len(spread):
+                moves.append(planner.Move(piece=index, destination=spread[:size].copy()))
+                spread = spread[size:]
+        return moves
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("planted: a copy fails")
+
+    def one_pass(self: Any) -> int:
+        nodes = cached(self._tree_cache).nodes
+        if not nodes:
+            return stock(self)
+        which = left.pop(0) if len(left) > 1 else left[0]
+        if which == "open window":
+            state = self._allocator.backup_state()
+            moved = stock(self)
+            self._allocator.restore_state(state)
+        elif which == "gathered":
+            moved = stock(self)
+        else:
+            movers = [fail] if which == "failed" else self._movers
+            with (
+                mock.patch.object(planner, "plan", scatter),
+                mock.patch.object(self, "_movers", movers),
+            ):
+                moved = stock(self)
+        slots = torch.cat([node.value for node in cached(self._tree_cache).nodes])
+        digest = hashlib.sha256(slots.numpy().tobytes()).hexdigest()[:16]
+        # In one piece: other ranks write to the same file.
+        os.write(2, f"\npass of {os.getpid()}: {which} {moved} {digest}\n".encode())
+        return moved
+
+    Compactor._pass = one_pass  # type: ignore[method-assign]

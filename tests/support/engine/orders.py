@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 _VARIABLE = "ENGINE_BED_ORDERS"
-FAULTS = ("short-verify", "wrong-drafts", "lost-slot", "broken-harness")
+FAULTS = ("short-verify", "wrong-drafts", "lost-slot", "restless-slots", "broken-harness")
 
 Known = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
 """Pairs of (prompt ids, the tokens that plain decoding gives for it)."""

@@ -84,19 +84,20 @@ class Server:
 
 
 @contextmanager
-def started(launch: Launch, *, known: Known = ()) -> Iterator[Server]:
+def started(launch: Launch, *, known: Known = (), fault: str = "") -> Iterator[Server]:
     """Start the server and end it afterwards; whether it serves is the caller's question."""
     port = free_port()
     with run_folder() as folder:
-        environment = launch.environment() | Orders(record=folder, known=known).environment()
+        orders = Orders(record=folder, known=known, fault=fault)
+        environment = launch.environment() | orders.environment()
         with running(launch.command(port), environment, folder) as process:
             yield Server(process=process, record=Record(folder), url=f"http://127.0.0.1:{port}")
 
 
 @contextmanager
-def serving(launch: Launch, *, known: Known = ()) -> Iterator[Server]:
+def serving(launch: Launch, *, known: Known = (), fault: str = "") -> Iterator[Server]:
     """Start the server, wait until it serves and the harness is active in every rank."""
-    with started(launch, known=known) as server:
+    with started(launch, known=known, fault=fault) as server:
         server.wait_until_serving()
         if server.record.model_processes() != launch.ranks:
             raise EngineFailure("the harness was not active in the server", server.process.stderr())

@@ -1,0 +1,451 @@
+"""What placing and compacting KV slots costs the real SGLang: throughput and synchronisations.
+
+    python benchmarks/kv_throughput.py OUT [--rounds N] [--layers N] [--ways slots pages]
+    python benchmarks/kv_throughput.py OUT --dry     on a CPU, to see that it runs
+
+on a host with SGLang, the overlay applied to it, and a Hopper GPU; writes OUT/kv-throughput.json
+and .md. Per way (``slots``: pages of one slot, the portable engine; ``pages``: pages of 64,
+FlashMLA) there is a server with DFLASH and CUDA graphs for each of the levels ``off``,
+``placement`` and ``idle``, a `Stepper` in a process of its own, all on one GPU. They play the same
+conversations, one at a time: in every round each level once, in another order. A round's ratio is
+a level's tokens per second over those of ``off`` in that round; the result is the median of the
+ratios and their spread. A round takes at least `Load.seconds`, to be long against the moods of the
+clock.
+
+Prompts share heads and evict one another, what is drafted and accepted is decided here (commits
+of 1 to 16 tokens), and every round ends with an idle moment, in which level ``idle`` makes its
+passes: their time counts. Weights are random, and the target has few layers: a model that is slower
+per step pays a smaller share.
+
+Afterwards some steps of a full batch run under ``torch.cuda.set_sync_debug_mode`` and under the
+profiler: where the host waited for the device, by line of source, and how often it launched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "overlay")]
+
+from sglang_overlay.switches import IDLE, KV_SLOTS, OFF, PLACEMENT  # noqa: E402
+
+from benchmarks import verify_engine_gpu as engine  # noqa: E402
+from tests.support.engine import weights  # noqa: E402
+from tests.support.engine.stepper import Stepper  # noqa: E402
+
+LEVELS = (OFF, PLACEMENT, IDLE)
+WAYS = ("slots", "pages")
+WATCHED_STEPS = 10
+
+
+class Load:
+    """How much is played: the real thing, or next to nothing to see that it runs."""
+
+    def __init__(self, *, dry: bool) -> None:
+        self.dry = dry
+        self.batch = 2 if dry else 8
+        self.requests = 3 if dry else 24
+        self.heads = (40, 70) if dry else (1800, 1200, 700, 300)
+        self.said = (8, 20) if dry else (200, 1200)
+        self.answer = 24 if dry else 400
+        self.pool = 2048 if dry else 60_000
+        self.seconds = 0.0 if dry else 8.0
+
+
+class Drafting(engine.Teacher):
+    """A teacher whose drafts are right for a while: each step commits 1 to all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keeps = False
+        self._lengths: dict[str, random.Random] = {}
+
+    def _prepare(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        def prepare(info: Any, batch: Any, page_size: int, **kwargs: Any) -> Any:
+            nodes = info.draft_token_num
+            drafts = [self._drafts(request, nodes - 1) for request in batch.reqs]
+            planted = torch.tensor(drafts, dtype=info.draft_token.dtype)
+            info.draft_token.view(-1, nodes)[:, 1:].copy_(planted, non_blocking=True)
+            return stock(info, batch, page_size, **kwargs)
+
+        return prepare
+
+    def _drafts(self, request: Any, count: int) -> list[int]:
+        lengths = self._lengths.setdefault(request.rid, random.Random(request.rid))
+        right = min(int(lengths.expovariate(1 / 3.5)), count)
+        known = self.text(request)[len(request.output_ids) :][:count]
+        return [token if at < right else token ^ 1 for at, token in enumerate(known)]
+
+
+# --- one server
+
+
+def serve(name: str, scratch: Path, layers: int, load: Load) -> None:
+    """Be one server: play a round for each line on standard input, then watch some steps."""
+    way, _, _ = name.partition("-")
+    bed = start(way, scratch / "models" / name, layers, load)
+    runner = bed.scheduler.tp_worker.model_runner
+    teacher = Drafting()
+    (scratch / f"{name}.started").touch()
+    with teacher.teaching(runner):
+        for number, line in enumerate(sys.stdin):
+            asked = line.strip()
+            found = watch(bed, load) if asked == "watch" else play(bed, load, seed=int(asked))
+            part = scratch / f"{name}-{number}.part"
+            part.write_text(json.dumps(found))
+            part.rename(scratch / f"{name}-{number}.json")
+
+
+def start(way: str, folder: Path, layers: int, load: Load) -> Stepper:
+    """Return the scheduler of a new server."""
+    if load.dry:
+        return start_dry(way, load)
+    import sglang.srt.model_loader.loader as loader
+
+    loader.initialize_dummy_weights = weights.fill
+    target = {**engine.TARGET, "num_hidden_layers": layers, "first_k_dense_replace": layers}
+    with mock.patch.object(engine, "TARGET", target):
+        mode = engine.Mode(flashmla=way == "pages")
+        arguments = engine.server_arguments(mode, (1, 2, 4, load.batch), folder)
+    return Stepper(
+        arguments
+        | {
+            "max_total_tokens": load.pool,
+            "context_length": 8192,
+            "max_running_requests": load.batch,
+            "mem_fraction_static": 0.2,
+        }
+    )
+
+
+def start_dry(way: str, load: Load) -> Stepper:
+    """Return a scheduler of the tests' bed."""
+    from sglang.srt.plugins import load_plugins
+
+    from tests.support.engine.quick import quicken
+
+    engine.VOCABULARY = 256
+    load_plugins()
+    bed = Stepper(dry_launch(way).arguments() | {"max_total_tokens": load.pool})
+    quicken(bed)
+    return bed
+
+
+def play(bed: Any, load: Load, *, seed: int) -> dict[str, float]:
+    """Serve conversations until the time is up; return the rate, and the time of a full step."""
+    words = random.Random(f"kv {seed}")
+    heads = [_words(random.Random(length), length) for length in load.heads]
+    made, steps = 0, []
+    synchronize()
+    began = time.perf_counter()
+    while not made or time.perf_counter() - began < load.seconds:
+        waiting = [
+            words.choice(heads) + _words(words, words.randint(*load.said))
+            for _ in range(load.requests)
+        ]
+        running: list[Any] = []
+        while waiting or running:
+            while waiting and len(running) < load.batch:
+                running.append(bed.submit(waiting.pop(), tokens=load.answer))
+            started = time.perf_counter()
+            mode = bed.step()
+            if mode == "DECODE" and len(running) == load.batch:
+                steps.append(time.perf_counter() - started)
+            done = [request for request in running if request.finished()]
+            made += sum(len(request.output_ids) for request in done)
+            running = [request for request in running if not request.finished()]
+        # Idle: passes of compaction, until one finds nothing to do.
+        for _ in range(4):
+            bed.step()
+    synchronize()
+    seconds = time.perf_counter() - began
+    found = {
+        "tokens_per_second": made / seconds,
+        "step_ms": 1e3 * statistics.median(steps),
+        "tokens": made,
+        "seconds": seconds,
+    }
+    compactor = getattr(bed.scheduler, "overlay_compactor", None)
+    return found | ({"moved": compactor.tally.moved_tokens} if compactor else {})
+
+
+def _words(source: random.Random, count: int) -> list[int]:
+    return [source.randrange(2, engine.VOCABULARY - 2) for _ in range(count)]
+
+
+def synchronize() -> None:
+    """Wait for the GPU, if there is one."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+# --- what the host does in a busy step
+
+
+def watch(bed: Any, load: Load) -> dict[str, Any]:
+    """Return per step of a full batch: waits for the device by line, and calls of the runtime."""
+    from sglang.srt.managers.io_struct import AbortReq
+
+    words = random.Random("watched")
+    tokens = load.answer if load.dry else 4000
+    for _ in range(load.batch):
+        bed.submit(_words(words, load.said[1]), tokens=tokens)
+    while bed.step() != "DECODE" or len(bed.scheduler.running_batch.reqs) < load.batch:
+        pass
+    bed.step()
+    found = {} if load.dry else {"waits": waits(bed), "calls": calls(bed)}
+    bed.scheduler.abort_request(AbortReq(abort_all=True))
+    bed.run()
+    return found
+
+
+def waits(bed: Any) -> dict[str, float]:
+    """Return how often a step waits for the device, by line of source."""
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(WATCHED_STEPS):
+                bed.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    lines = Counter(
+        f"{Path(each.filename).parent.name}/{Path(each.filename).name}:{each.lineno}"
+        for each in caught
+        if "synchronizing" in str(each.message)
+    )
+    return {line: count / WATCHED_STEPS for line, count in sorted(lines.items())}
+
+
+def calls(bed: Any) -> dict[str, float]:
+    """Return how often a step launches, copies and synchronises, by name of the runtime's call."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        for _ in range(WATCHED_STEPS):
+            bed.step()
+    return {
+        event.key: event.count / WATCHED_STEPS
+        for event in profiler.key_averages()
+        if event.key.startswith(("cuda", "cu")) and "::" not in event.key
+    }
+
+
+# --- all of them, from outside
+
+
+def dry_launch(way: str) -> Any:
+    """Return how the tests' bed starts a server of ``way``."""
+    from tests.support import trees
+    from tests.support.engine.launch import Launch
+
+    tree = trees.patched("0.5.12.post1")
+    if way == "pages":
+        return Launch(tree=tree)
+    return Launch(tree=tree, attention="triton", options=(("page_size", 1),))
+
+
+def environment(way: str, level: str, scratch: Path, *, dry: bool) -> dict[str, str]:
+    """Return the environment of a server."""
+    variables = {KV_SLOTS: level}
+    if not dry:
+        return os.environ | variables
+    from tests.support.engine.orders import Orders
+
+    return dict(dry_launch(way).environment() | Orders(record=scratch).environment() | variables)
+
+
+class Server:
+    """A server's process."""
+
+    def __init__(self, name: str, options: argparse.Namespace, scratch: Path) -> None:
+        self.name, self._scratch, self._asked = name, scratch, 0
+        way, _, level = name.partition("-")
+        command = [sys.executable, __file__, str(scratch), "--server", name]
+        command += ["--layers", str(options.layers)] + ["--dry"] * options.dry
+        with (options.out / f"kv-throughput-{name}.log").open("w") as log:
+            self._process = subprocess.Popen(
+                command,
+                env=environment(way, level, scratch, dry=options.dry),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+
+    def wait(self, name: str) -> Path:
+        """Return the file ``name`` of the server once it is there."""
+        path = self._scratch / name
+        while not path.exists():
+            if self._process.poll() is not None:
+                raise SystemExit(f"{self.name} ended with {self._process.returncode}; see its log")
+            time.sleep(0.05)
+        return path
+
+    def ask(self, what: str) -> Any:
+        """Return the answer to ``what``."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(what + "\n")
+        self._process.stdin.flush()
+        self._asked += 1
+        return json.loads(self.wait(f"{self.name}-{self._asked - 1}.json").read_text())
+
+    def end(self) -> None:
+        """Kill the process."""
+        self._process.kill()
+        self._process.wait()
+
+
+def measure(way: str, options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+    """Return what the levels of ``way`` gave."""
+    servers = {level: Server(f"{way}-{level}", options, scratch) for level in LEVELS}
+    try:
+        for server in servers.values():
+            server.wait(f"{server.name}.started")
+        # The first round compiles what graphs do not hold.
+        for server in servers.values():
+            server.ask("0")
+        rounds = []
+        for number in range(options.rounds):
+            order = LEVELS[number % len(LEVELS) :] + LEVELS[: number % len(LEVELS)]
+            rounds.append({level: servers[level].ask(str(number + 1)) for level in order})
+            print(json.dumps({"way": way, **rounds[-1]}), flush=True)
+        watched = {level: server.ask("watch") for level, server in servers.items()}
+    finally:
+        for server in servers.values():
+            server.end()
+    return {
+        "rounds": rounds,
+        "levels": {level: compared(rounds, level) for level in LEVELS},
+        "watched": watched,
+        "waits_more_than_off": {
+            level: waits_more(watched[level], watched[OFF]) for level in LEVELS[1:]
+        },
+    }
+
+
+def compared(rounds: list[dict[str, Any]], level: str) -> dict[str, float]:
+    """Return a level's medians, and the ratios to ``off`` of the same rounds."""
+    ratios = sorted(
+        each[level]["tokens_per_second"] / each[OFF]["tokens_per_second"] for each in rounds
+    )
+    steps = [each[level]["step_ms"] / each[OFF]["step_ms"] for each in rounds]
+    return {
+        "tokens_per_second": statistics.median(each[level]["tokens_per_second"] for each in rounds),
+        "step_ms": statistics.median(each[level]["step_ms"] for each in rounds),
+        "ratio": statistics.median(ratios),
+        "lowest_ratio": ratios[0],
+        "highest_ratio": ratios[-1],
+        "step_ratio": statistics.median(steps),
+    }
+
+
+def waits_more(watched: dict[str, Any], stock: dict[str, Any]) -> dict[str, float]:
+    """Return where a step waits for the device more often than ``stock``, and by how much."""
+    mine, other = watched.get("waits", {}), stock.get("waits", {})
+    more = {line: count - other.get(line, 0) for line, count in mine.items()}
+    return {line: round(count, 2) for line, count in more.items() if count > 0.05}
+
+
+def page(found: dict[str, Any]) -> str:
+    """Return the result as a page for people."""
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    lines = [
+        f"# What placing and compacting KV slots costs, on one {found['machine']}",
+        "",
+        f"`benchmarks/kv_throughput.py`, {found['date']}; {versions}. DFLASH, a target of "
+        f"{found['layers']} layers, 16 heads and random weights; {found['rounds']} rounds. A "
+        "ratio is to `off` in the same round; at least 0.995 is wanted.",
+        "",
+        "| way | level | tokens/s | ÷ off, median | lowest … highest | step, ms | ÷ off "
+        "| waits per step | launches per step |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for way, result in found["ways"].items():
+        for level, row in result["levels"].items():
+            watched = result["watched"][level]
+            waited = sum(watched.get("waits", {}).values())
+            launched = sum(n for name, n in watched.get("calls", {}).items() if "Launch" in name)
+            lines.append(
+                f"| {way} | {level} | {row['tokens_per_second']:.1f} | {row['ratio']:.4f} "
+                f"| {row['lowest_ratio']:.4f} … {row['highest_ratio']:.4f} "
+                f"| {row['step_ms']:.3f} | {row['step_ratio']:.4f} | {waited:.1f} "
+                f"| {launched:.1f} |"
+            )
+    lines.append("")
+    lines += [
+        f"{way}, {level}: waits more often than `off` at {more or 'no line'}."
+        for way, result in found["ways"].items()
+        for level, more in result["waits_more_than_off"].items()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def version(name: str) -> str:
+    """Return an installed distribution's version, or that there is none."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def main(options: argparse.Namespace) -> None:
+    """Run one way after the other; write after each."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    scratch = Path(os.environ.get("TMPDIR", "/tmp")) / f"kv-throughput-{os.getpid()}"
+    scratch.mkdir()
+    found: dict[str, Any] = {
+        "machine": "CPU, dry run" if options.dry else torch.cuda.get_device_name(),
+        "date": time.strftime("%Y-%m-%d"),
+        "versions": {
+            name: version(name) for name in ("torch", "triton", "sglang", "sglang-kernel")
+        },
+        "layers": options.layers,
+        "rounds": options.rounds,
+        "ways": {},
+    }
+    for way in options.ways:
+        found["ways"][way] = measure(way, options, scratch)
+        (options.out / "kv-throughput.json").write_text(json.dumps(found, indent=1) + "\n")
+        (options.out / "kv-throughput.md").write_text(page(found))
+    print(page(found))
+
+
+def read_options() -> argparse.Namespace:
+    """Return the command line's options."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--dry", action="store_true")
+    # What the program starts itself with.
+    parser.add_argument("--server", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    chosen = read_options()
+    if chosen.server is None:
+        main(chosen)
+    else:
+        serve(chosen.server, chosen.out, chosen.layers, Load(dry=chosen.dry))
+        sys.stdout.flush()
+        os._exit(0)  # the scheduler leaves threads behind

@@ -1,0 +1,231 @@
+"""Kernel that takes free units for the requests of a batch.
+
+One program does it all: what one request takes, another must not, and the order is that of the
+requests, so that every rank takes the same.
+"""
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _ends(last, rows, lengths, stride, request, exists, FROM_TABLE: tl.constexpr, PAGE):
+    """Return the unit that each request ends in, -1 for none."""
+    if FROM_TABLE:
+        row = tl.load(rows + request, mask=exists, other=0).to(tl.int64)
+        length = tl.load(lengths + request, mask=exists, other=1).to(tl.int64)
+        slot = tl.load(last + row * stride + length - 1, mask=exists, other=-1).to(tl.int64)
+    else:
+        slot = tl.load(last + request, mask=exists, other=-1).to(tl.int64)
+    return tl.where(slot < 0, -1, slot // PAGE)
+
+
+@triton.jit
+def _go_on(
+    free,
+    last,
+    rows,
+    lengths,
+    counts,
+    out,
+    notes,
+    stride,
+    requests,
+    units,
+    FROM_TABLE: tl.constexpr,
+    PAGE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Give each request the units behind its last one; note where it is at and what it lacks."""
+    row = tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)
+    begun = tl.full([], 0, tl.int64)
+    for first in range(0, requests, ROWS):
+        request = first + row
+        exists = request < requests
+        end = _ends(last, rows, lengths, stride, request, exists, FROM_TABLE, PAGE)
+        count = tl.load(counts + request, mask=exists, other=0)
+        start = begun + tl.cumsum(count, axis=0) - count
+        begun += tl.sum(count, axis=0)
+        # Two requests may end at the same unit, that of a prefix they share: the first goes on.
+        rivals = tl.zeros([ROWS], tl.int32)
+        for other in range(0, first + ROWS, ROWS):
+            rival = other + row
+            rival_exists = rival < requests
+            rival_end = _ends(last, rows, lengths, stride, rival, rival_exists, FROM_TABLE, PAGE)
+            rival_count = tl.load(counts + rival, mask=rival_exists, other=0)
+            same = (rival_end[None, :] == end[:, None]) & (rival_count > 0)[None, :]
+            rivals += tl.sum((same & (rival[None, :] < request[:, None])).to(tl.int32), axis=1)
+        goes = exists & (end >= 0) & (rivals == 0) & (count > 0)
+        got = tl.zeros([ROWS], tl.int64)
+        at = tl.full([], 0, tl.int64)
+        while tl.sum(goes.to(tl.int32), axis=0) > 0:
+            offset = at + column
+            unit = end[:, None] + 1 + offset[None, :]
+            asked = goes[:, None] & (offset[None, :] < count[:, None]) & (unit <= units)
+            is_free = tl.load(free + unit, mask=asked, other=0) != 0
+            whole = tl.min(tl.where(asked & is_free, COLUMNS, column[None, :]), axis=1)
+            mine = goes[:, None] & (column[None, :] < whole[:, None])
+            tl.store(out + start[:, None] + offset[None, :], unit, mask=mine)
+            tl.store(free + unit, 0, mask=mine)
+            got += tl.where(goes, whole, 0)
+            goes = goes & (whole == COLUMNS)
+            at += COLUMNS
+        tl.store(notes + 2 * request, start + got, mask=exists)
+        tl.store(notes + 2 * request + 1, count - got, mask=exists)
+    tl.debug_barrier()
+
+
+@triton.jit
+def _first_free(free, first, stop, LANES):
+    """Return how many units there are before the first free one; LANES if those are taken."""
+    lane = tl.arange(0, LANES)
+    is_free = tl.load(free + first + lane, mask=first + lane < stop, other=0) != 0
+    return tl.min(tl.where(is_free, lane, LANES), axis=0)
+
+
+@triton.jit
+def _take_run(free, out, first, stop, needed, LANES):
+    """Take units from ``first`` on as far as they are free and needed; return how many."""
+    lane = tl.arange(0, LANES)
+    taken = tl.full([], 0, tl.int64)
+    goes = needed > 0
+    while goes:
+        unit = first + taken + lane
+        asked = (taken + lane < needed) & (unit < stop)
+        is_free = tl.load(free + unit, mask=asked, other=0) != 0
+        whole = tl.min(tl.where(asked & is_free, LANES, lane), axis=0)
+        tl.store(out + taken + lane, unit, mask=lane < whole)
+        tl.store(free + unit, 0, mask=lane < whole)
+        taken += whole
+        goes = whole == LANES
+    tl.debug_barrier()
+    return taken
+
+
+@triton.jit
+def _take_any(free, out, needed, used, low, starts, lengths, homes, stop, LANES, WIDE):
+    """Take units out of the homes from number ``used`` on, then the lowest from ``low`` on.
+
+    Returns where both are then.
+    """
+    taken = tl.full([], 0, tl.int64)
+    while (taken < needed) & (used < homes):
+        first = tl.load(starts + used)
+        length = tl.load(lengths + used)
+        more, _ = _take_free(free, out + taken, first, first + length, needed - taken, LANES)
+        taken += more
+        used += (taken < needed).to(tl.int32)
+    if taken < needed:
+        _, low = _take_free(free, out + taken, low, stop, needed - taken, WIDE)
+    return used, low
+
+
+@triton.jit
+def _take_free(free, out, first, stop, needed, LANES):
+    """Take the free units from ``first`` on below ``stop``, as many as needed; return how many.
+
+    Also returns where the search ended: nothing before it is free.
+    """
+    lane = tl.arange(0, LANES)
+    taken = tl.full([], 0, tl.int64)
+    at = first
+    while (taken < needed) & (at < stop):
+        unit = at + lane
+        is_free = (tl.load(free + unit, mask=unit < stop, other=0) != 0).to(tl.int64)
+        # Most of the time all of them are taken.
+        if tl.sum(is_free, axis=0) > 0:
+            rank = tl.cumsum(is_free, axis=0)
+            mine = (is_free != 0) & (rank <= needed - taken)
+            tl.store(out + taken + rank - 1, unit, mask=mine)
+            tl.store(free + unit, 0, mask=mine)
+            taken += tl.sum(mine.to(tl.int64), axis=0)
+            tl.debug_barrier()
+        # Once nothing is needed, the rest of these units may be free, and is left for others.
+        at += tl.where(taken < needed, LANES, 0)
+    return taken, at
+
+
+@triton.jit(do_not_specialize=["requests", "units", "homes", "headroom", "total", "spare"])
+def place_units_kernel(
+    free,
+    last,
+    rows,
+    lengths_of_rows,
+    counts,
+    starts,
+    lengths,
+    out,
+    notes,
+    stride,
+    requests,
+    units,
+    homes,
+    headroom,
+    total,
+    spare,
+    FROM_TABLE: tl.constexpr,
+    PAGE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    LANES: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Take units for all requests: where they ended, then in the ``homes``, then anywhere.
+
+    Behind the ``total`` of them, ``out`` gets ``spare`` others, which stay free. ``notes``
+    [2 * requests] int64 is scratch: for each request where in ``out`` it goes on, and how many
+    units it lacks.
+    """
+    _go_on(
+        free,
+        last,
+        rows,
+        lengths_of_rows,
+        counts,
+        out,
+        notes,
+        stride,
+        requests,
+        units,
+        FROM_TABLE,
+        PAGE,
+        ROWS,
+        COLUMNS,
+    )
+    used = tl.full([], 0, tl.int32)
+    for request in range(requests):
+        at = tl.load(notes + 2 * request)
+        needed = tl.load(notes + 2 * request + 1)
+        taken = tl.full([], 0, tl.int64)
+        while (needed > 0) & (taken == 0) & (used < homes):
+            start = tl.load(starts + used)
+            end = start + tl.load(lengths + used)
+            # Whoever ended before the run may just have gone on into it.
+            start += _first_free(free, start, end, LANES)
+            gap = tl.minimum(tl.maximum((end - start - needed) // 2, 0), headroom)
+            taken = _take_run(free, out + at, start + gap, end, needed, LANES)
+            used += 1
+        tl.store(notes + 2 * request, at + taken)
+        tl.store(notes + 2 * request + 1, needed - taken)
+    tl.debug_barrier()
+    low = tl.full([], 1, tl.int64)
+    stop = units.to(tl.int64) + 1
+    for request in range(requests):
+        at = tl.load(notes + 2 * request)
+        needed = tl.load(notes + 2 * request + 1)
+        if needed > 0:
+            used, low = _take_any(
+                free, out + at, needed, used, low, starts, lengths, homes, stop, LANES, WIDE
+            )
+    if spare > 0:
+        others = out + total
+        wanted = spare.to(tl.int64)
+        _take_any(free, others, wanted, used, low, starts, lengths, homes, stop, LANES, WIDE)
+        tl.debug_barrier()
+        lane = tl.arange(0, LANES)
+        for first in range(0, spare, LANES):
+            unit = tl.load(others + first + lane, mask=first + lane < spare, other=0)
+            tl.store(free + unit, 1, mask=first + lane < spare)
