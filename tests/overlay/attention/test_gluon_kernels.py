@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -12,14 +13,16 @@ from sglang_overlay.attention.adapter import VerifyAdapter
 from sglang_overlay.attention.oracle import tree_attention
 from sglang_overlay.attention.plan import PlanSizes, VerifyPlan
 from sglang_overlay.attention.portable import PortableEngine
-from sglang_overlay.attention.split_config import SplitConfig
+from sglang_overlay.attention.split_config import MMA, WGMMA, SplitConfig
 
 from tests.support.closeness import assert_close
 from tests.support.gluon_emulation import ORDERS, EmulatedKernel, Emulation, Order
 from tests.support.verify_case import SCALE, VerifyCase, make_case
 
-HOPPER = SplitConfig(rows=64, tile=64, warps=8, stages=2, least_tiles=1, gluon=True)
-KERNELS = [("split_prefix_hopper", HOPPER)]
+KERNELS = [
+    ("split_prefix_hopper", replace(WGMMA, least_tiles=1)),
+    ("split_prefix_mma", replace(MMA, least_tiles=1)),
+]
 FOLDER = Path(str(kernels.__file__)).parent
 
 
@@ -93,9 +96,8 @@ def check(case: VerifyCase, config: SplitConfig, page: int, processors: int = 1)
     return parts
 
 
-@pytest.mark.parametrize("order", ORDERS, ids=str)
 @pytest.mark.parametrize(("module", "config"), KERNELS)
-@pytest.mark.parametrize("page", [1, 64])
+@pytest.mark.parametrize(("page", "order"), [(1, ORDERS[0]), (64, ORDERS[-1])])
 def test_ragged_requests_in_several_parts(
     page: int, module: str, config: SplitConfig, order: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +165,22 @@ def test_the_whole_adapter(
     assert_close(got, case.expected()[0], absolute=2e-5, relative=2e-6, cosine=1e-10)
 
 
+def rising_case() -> VerifyCase:
+    """Return a step whose scores grow along the prefix, so that the maximum moves all the time."""
+    case = make_case([300, 1], ["chain"] * 2, 17, 1, seed=3, page_size=1)
+    case.cache[case.prefix_slots[0]] *= torch.linspace(0.2, 2.5, 300)[:, None, None]
+    return case
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+@pytest.mark.parametrize(("module", "config"), KERNELS)
+def test_a_maximum_that_rises(
+    module: str, config: SplitConfig, order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emulate(monkeypatch, module, order)
+    check(rising_case(), config, 1)
+
+
 FAULTS = {
     "split_prefix_hopper": [
         ("async_copy.wait_group(CHUNKS - 1 - chunk)", "pass"),
@@ -179,7 +197,24 @@ FAULTS = {
             "sum1 = warpgroup_mma(weight, k.index(here + 2)",
         ),
         ("row // HEADS", "row // (HEADS + 1)"),
-    ]
+    ],
+    "split_prefix_mma": [
+        ("async_copy.wait_group(1)", "async_copy.wait_group(2)"),
+        ("async_copy.wait_group(2)", "async_copy.wait_group(3)"),
+        ("async_copy.wait_group(0)\n        q_low", "q_low"),
+        ("if after < end:", "if after + TILE < end:"),
+        ("latents[last]", "latents[slot]"),
+        ("coming = latents[(slot + 1) % STAGES]", "coming = latents[slot]"),
+        ("page = find_pages(table, after + TILE", "page = find_pages(table, after"),
+        ("length - 1)", "length)"),
+        ("columns < length", "columns <= length"),
+        ("if gl.min(fade, axis=0) < 1.0", "if gl.min(fade, axis=0) < 0.0"),
+        ("total = total * fade +", "total = total +"),
+        ("v.index(1)", "v.index(2)"),
+        ("coming.slice(HALF, HALF, 2)", "coming.slice(0, HALF, 2)"),
+        ("group[:, None, None] * ROPE_CHUNK", "group[:, None, None] * CHUNK"),
+        ("row // HEADS", "row // (HEADS + 1)"),
+    ],
 }
 
 
@@ -194,7 +229,7 @@ def test_a_fault_in_the_source_is_seen(
     assert old in text
     source = tmp_path / "faulty.py"
     source.write_text(text.replace(old, new))
-    case = make_case([300, 1], ["chain"] * 2, 17, 1, seed=3, page_size=1)
+    case = rising_case()
 
     def seen(order: Order) -> bool:
         emulate(monkeypatch, module, order, source)
