@@ -140,8 +140,12 @@ def compile_split_prefix(
     stages: int,
     kind: str = "triton",
     fp8: bool = False,
-) -> dict[str, int]:
-    """Compile one specialisation for contiguous bf16 queries and a bf16 or fp8 cache."""
+    ptx: bool = False,
+) -> dict[str, Any]:
+    """Compile one specialisation for contiguous bf16 queries and a bf16 or fp8 cache.
+
+    With ``ptx`` the text of the program is returned too.
+    """
     driver.set_active(NamedDriver(capability))
     number, single = MockTensor(torch.int32), MockTensor(torch.float32)
     tensors = (
@@ -154,7 +158,8 @@ def compile_split_prefix(
     sizes = {"NODES": nodes, "HEADS": heads, "PAGE": page, "num_warps": warps, "grid": (1, 1)}
     if kind != "triton":
         kernel = {"wgmma": split_prefix_hopper_kernel, "mma": split_prefix_mma_kernel}[kind]
-        return resources(_finished(kernel.warmup(*tensors, *scalars, **sizes)))
+        done = _finished(kernel.warmup(*tensors, *scalars, **sizes))
+        return resources(done) | ({"ptx": done.asm["ptx"]} if ptx else {})
     tiles = {"LATENT": 512, "ROPE": 64, "ROWS": rows, "TILE": tile, "num_stages": stages}
     return resources(_finished(split_prefix_kernel.warmup(*tensors, *scalars, **sizes, **tiles)))
 
@@ -163,7 +168,7 @@ def _finished(compiled: Any) -> Any:
     return compiled.result() if hasattr(compiled, "result") else compiled
 
 
-KERNELS: dict[str, Callable[..., dict[str, int]]] = {
+KERNELS: dict[str, Callable[..., dict[str, Any]]] = {
     "tree_merge": compile_tree_merge,
     "split_prefix": compile_split_prefix,
 }
