@@ -22,6 +22,7 @@ import torch
 import triton
 from sglang_overlay.attention.kernels.split_prefix import split_prefix_kernel
 from sglang_overlay.attention.kernels.split_prefix_hopper import split_prefix_hopper_kernel
+from sglang_overlay.attention.kernels.split_prefix_mma import split_prefix_mma_kernel
 from sglang_overlay.attention.kernels.tree_merge import tree_merge_kernel
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
@@ -45,7 +46,7 @@ class NamedDriver:
 
 
 def resources(compiled: Any) -> dict[str, int]:
-    """Return registers and stack bytes per thread, and shared memory per block, from the cubin."""
+    """Return registers and stack bytes per thread, shared memory per block, and instructions."""
     folder = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
@@ -58,11 +59,12 @@ def resources(compiled: Any) -> dict[str, int]:
         ).stdout
     found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)", text)
     assert found, text
+    names = {"wgmma": "wgmma.mma_async", "mma": "\tmma.sync", "ldmatrix": "\tldmatrix.sync"}
     return {
         "registers": int(found[1]),
         "stack": int(found[2]),
         "shared": int(compiled.metadata.shared),
-        "wgmma": compiled.asm["ptx"].count("wgmma.mma_async"),
+        **{key: compiled.asm["ptx"].count(name) for key, name in names.items()},
     }
 
 
@@ -136,10 +138,14 @@ def compile_split_prefix(
     tile: int,
     warps: int,
     stages: int,
-    gluon: bool = False,
+    kind: str = "triton",
     fp8: bool = False,
-) -> dict[str, int]:
-    """Compile one specialisation for contiguous bf16 queries and a bf16 or fp8 cache."""
+    ptx: bool = False,
+) -> dict[str, Any]:
+    """Compile one specialisation for contiguous bf16 queries and a bf16 or fp8 cache.
+
+    With ``ptx`` the text of the program is returned too.
+    """
     driver.set_active(NamedDriver(capability))
     number, single = MockTensor(torch.int32), MockTensor(torch.float32)
     tensors = (
@@ -150,8 +156,10 @@ def compile_split_prefix(
     )
     scalars = (0.06, 1.0, heads * 576, 576, 576, 513)
     sizes = {"NODES": nodes, "HEADS": heads, "PAGE": page, "num_warps": warps, "grid": (1, 1)}
-    if gluon:
-        return resources(_finished(split_prefix_hopper_kernel.warmup(*tensors, *scalars, **sizes)))
+    if kind != "triton":
+        kernel = {"wgmma": split_prefix_hopper_kernel, "mma": split_prefix_mma_kernel}[kind]
+        done = _finished(kernel.warmup(*tensors, *scalars, **sizes))
+        return resources(done) | ({"ptx": done.asm["ptx"]} if ptx else {})
     tiles = {"LATENT": 512, "ROPE": 64, "ROWS": rows, "TILE": tile, "num_stages": stages}
     return resources(_finished(split_prefix_kernel.warmup(*tensors, *scalars, **sizes, **tiles)))
 
@@ -160,7 +168,7 @@ def _finished(compiled: Any) -> Any:
     return compiled.result() if hasattr(compiled, "result") else compiled
 
 
-KERNELS: dict[str, Callable[..., dict[str, int]]] = {
+KERNELS: dict[str, Callable[..., dict[str, Any]]] = {
     "tree_merge": compile_tree_merge,
     "split_prefix": compile_split_prefix,
 }

@@ -132,12 +132,17 @@ class PortableEngine:
         )
         grid = (-(-nodes * heads // self.config.rows), self._parts.workers)
         sizes = {"NODES": nodes, "HEADS": heads, "PAGE": self.page_size}
-        if self.config.gluon:
+        warps = self.config.warps
+        if self.config.kernel == "wgmma":
             from sglang_overlay.attention.kernels.split_prefix_hopper import (
                 split_prefix_hopper_kernel,
             )
 
-            split_prefix_hopper_kernel[grid](*tensors, **sizes, num_warps=self.config.warps)
+            split_prefix_hopper_kernel[grid](*tensors, **sizes, num_warps=warps)
+        elif self.config.kernel == "mma":
+            from sglang_overlay.attention.kernels.split_prefix_mma import split_prefix_mma_kernel
+
+            split_prefix_mma_kernel[grid](*tensors, **sizes, num_warps=warps)
         else:
             split_prefix_kernel[grid](
                 *tensors,
@@ -146,7 +151,7 @@ class PortableEngine:
                 ROPE=ROPE_DIM,
                 ROWS=self.config.rows,
                 TILE=self.config.tile,
-                num_warps=self.config.warps,
+                num_warps=warps,
                 num_stages=self.config.stages,
             )
         return PrefixParts(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 MAX_WAVES = 4
 # What a part costs beside its tiles (query in, partial result out and in again), in tiles.
 _PART_OVERHEAD = 3
+# Rows, tile and warps of the kernels that have them built in.
+_BUILT_IN = {"wgmma": (64, 64, 8), "mma": (64, 16, 8)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,8 +18,8 @@ class SplitConfig:
 
     ``rows`` (node, head) pairs and ``tile`` cache rows per step of a program; ``warps`` per
     program, ``stages`` tiles in flight; ``least_tiles`` in a part, so that short prefixes are not
-    split to dust; ``resident`` programs per multiprocessor. ``gluon`` takes
-    the kernel written for sm_90, which has its tiles built in.
+    split to dust; ``resident`` programs per multiprocessor. ``kernel`` is Triton's, for any
+    tiles, or one of Gluon, with its tiles built in: ``wgmma`` for sm_90, ``mma`` for sm_80 on.
     """
 
     rows: int
@@ -25,7 +28,22 @@ class SplitConfig:
     stages: int
     least_tiles: int = 2
     resident: int = 1
-    gluon: bool = False
+    kernel: Literal["triton", "wgmma", "mma"] = "triton"
+
+    def __post_init__(self) -> None:
+        """Refuse tiles that the kernel has not.
+
+        Raises:
+            ValueError: rows, tile or warps are not those of a kernel that has them built in.
+
+        """
+        tiles = (self.rows, self.tile, self.warps)
+        needed = _BUILT_IN.get(self.kernel, tiles)
+        if tiles != needed:
+            raise ValueError(
+                f"rows, tile, warps: got {tiles}, needed {needed} for kernel {self.kernel}; "
+                "take these, or the triton kernel"
+            )
 
 
 # Both fit 101,376 B of shared memory. With more rows, the tile of cache rows would have to be so
@@ -33,6 +51,9 @@ class SplitConfig:
 SAFE = SplitConfig(rows=32, tile=32, warps=4, stages=2)
 # Converting from fp8 takes registers, and loads two tiles ahead would spill.
 SAFE_FP8 = SplitConfig(rows=64, tile=16, warps=8, stages=1)
+WGMMA = SplitConfig(rows=64, tile=64, warps=8, stages=2, kernel="wgmma")
+# For SAFE's GPUs, bf16 alone. It never ran on one, so no GPU is given it.
+MMA = SplitConfig(rows=64, tile=16, warps=8, stages=4, least_tiles=8, kernel="mma")
 
 
 def choose_config(capability: int, *, fp8: bool) -> SplitConfig:
@@ -43,7 +64,7 @@ def choose_config(capability: int, *, fp8: bool) -> SplitConfig:
     compile checks see to that. They were run on an H200 alone.
     """
     if capability == 90:
-        return SplitConfig(rows=64, tile=64, warps=8, stages=1 if fp8 else 2, gluon=not fp8)
+        return SplitConfig(rows=64, tile=64, warps=8, stages=1) if fp8 else WGMMA
     return SAFE_FP8 if fp8 else SAFE
 
 

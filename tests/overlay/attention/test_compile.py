@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sglang_overlay.attention.split_config import choose_config
+from sglang_overlay.attention.split_config import MMA, SplitConfig, choose_config
 from sglang_overlay.attention.tree_merge import choose_tiles
 
 from tests.support.compilation import SHARED_LIMIT, compiled
@@ -55,11 +55,14 @@ def check(sizes: list[tuple[int, int, int]], tmp_path: Path, *, fp8: bool) -> No
         assert needs["stack"] == 0, (case, needs)
 
 
-def split_case(capability: int, *, page: int, fp8: bool) -> dict[str, Any]:
-    config = dataclasses.asdict(choose_config(capability, fp8=fp8))
-    tiles = {name: config[name] for name in ("rows", "tile", "warps", "stages", "gluon")}
+def split_case(
+    capability: int, *, page: int, fp8: bool, config: SplitConfig | None = None
+) -> dict[str, Any]:
+    config = config or choose_config(capability, fp8=fp8)
+    tiles = {name: getattr(config, name) for name in ("rows", "tile", "warps", "stages")}
     return {
         "kernel": "split_prefix",
+        "kind": config.kernel,
         "nodes": 16,
         "heads": 8,
         "page": page,
@@ -73,7 +76,7 @@ def check_split(capability: int, cases: list[dict[str, Any]], tmp_path: Path) ->
         assert needs["shared"] <= SHARED_LIMIT[capability], (case, needs)
         assert needs["stack"] <= (SPILT_ON_SM_89 if capability == 89 and case["fp8"] else 0)
         # The Hopper kernel's products run on the tensor cores of a warp group, or not at all.
-        assert not case["gluon"] or needs["wgmma"] > 0
+        assert case["kind"] != "wgmma" or needs["wgmma"] > 0
 
 
 def test_the_common_tiles_fit_sm_90_without_spilling(tmp_path: Path) -> None:
@@ -89,6 +92,28 @@ def test_every_tile_fits_sm_90_without_spilling(fp8: bool, tmp_path: Path) -> No
 @pytest.mark.parametrize("capability", [90, 120])
 def test_the_split_kernel_fits_without_spilling(capability: int, tmp_path: Path) -> None:
     check_split(capability, [split_case(capability, page=64, fp8=False)], tmp_path)
+
+
+def check_mma(capability: int, pages: tuple[int, ...], tmp_path: Path) -> None:
+    """See that the kernel fits sm_120 wherever it is compiled for, as its docstring counts."""
+    cases = [split_case(capability, page=page, fp8=False, config=MMA) for page in pages]
+    for case, needs in needed(capability, cases, tmp_path):
+        assert needs["shared"] <= SHARED_LIMIT[120], (case, needs)
+        assert needs["stack"] == 0, (case, needs)
+        # Products of five tiles' scores and four tiles' outputs, for 68 a tile and warp.
+        assert needs["mma"] == 5 * 36 + 4 * 32
+        # 17 for a tile: 9 of keys, 4 of values, 4 of weights. The queries are loaded once.
+        assert needs["ldmatrix"] == 5 * 9 + 4 * 8 + 18
+
+
+def test_the_mma_kernel_fits_sm_120_without_spilling(tmp_path: Path) -> None:
+    check_mma(120, (64,), tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("capability", sorted(SHARED_LIMIT))
+def test_the_mma_kernel_fits_every_gpu(capability: int, tmp_path: Path) -> None:
+    check_mma(capability, (1, 64), tmp_path)
 
 
 @pytest.mark.full

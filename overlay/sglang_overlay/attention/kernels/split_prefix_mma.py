@@ -1,0 +1,257 @@
+"""The split kernel for GPUs without wgmma, in Gluon: mma.sync, within 101,376 B of shared memory.
+
+Compiled for sm_80 to sm_120 and emulated on a CPU. It has not run on a GPU yet, so none gets it
+unless asked for by `split_config.MMA`.
+
+Shared memory gives 128 B per clock, and a key meets 64 rows. Bytes per key: 1,152 copied in; 2,304
+of keys, read by two halves of the rows; 2,048 of shares of the scores, written and read; 1,152 of
+weights, written once and read by eight warps; 1,024 of values, read once. That is 60 clocks. The
+products, 64 × 1,088, take 68 at the 1,024 per clock of mma.sync on sm_80 (about as many on sm_90)
+and 136 at the 512 of sm_89 and sm_120. So tensor cores bound it, closely followed by shared memory
+on sm_80 and sm_90; on sm_120 memory does below 64 rows.
+
+Hence the shape: each warp keeps its part of the queries in registers (72 a thread, beside 128 of
+outputs), or they alone would be read again for 36 clocks a key. For that the 576 columns are split
+among four groups of warps, whose shares are added in shared memory. For the outputs, the columns of
+the values are split among the eight warps, so each value is read once.
+"""
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
+
+LN_2 = gl.constexpr(0.6931471805599453)
+# Each of the groups of warps takes a chunk of the latent columns and one of the rope columns.
+GROUPS = gl.constexpr(4)
+CHUNK = gl.constexpr(128)
+HALF = gl.constexpr(64)
+ROPE_CHUNK = gl.constexpr(16)
+ROWS = gl.constexpr(64)
+TILE = gl.constexpr(16)
+STAGES = gl.constexpr(4)
+# Weights are relative to an old maximum until a score is higher by this, in powers of two.
+SLACK = gl.constexpr(8.0)
+
+# Layouts of registers: shares of the scores by group, a tile's scores, outputs, copies.
+SHARES = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [4, 2, 1], [1, 16, 8]))
+SCORES = gl.constexpr(gl.BlockedLayout([1, 4], [8, 4], [8, 1], [1, 0]))
+SCORE_ROWS = gl.constexpr(gl.SliceLayout(1, SCORES))
+OUTPUTS = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [1, 8], [16, 8]))
+OUTPUT_ROWS = gl.constexpr(gl.SliceLayout(1, OUTPUTS))
+LATENT_COPY = gl.constexpr(gl.BlockedLayout([1, 1, 8], [1, 2, 16], [1, 8, 1], [2, 1, 0]))
+# A thread copies columns of the same row as above, so that it knows the row's place.
+ROPE_COPY = gl.constexpr(gl.BlockedLayout([1, 1, 8], [8, 2, 2], [1, 8, 1], [2, 0, 1]))
+COPY_ROWS = gl.constexpr(gl.SliceLayout(0, gl.SliceLayout(2, LATENT_COPY)))
+ROPE_ROWS = gl.constexpr(gl.SliceLayout(0, gl.SliceLayout(2, ROPE_COPY)))
+# Layouts of shared memory, without bank conflicts; those of one group are views of the others.
+WIDE = gl.constexpr(gl.SwizzledSharedLayout(8, 1, 8, [2, 1, 0]))
+WIDE_OF_GROUP = gl.constexpr(gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
+NARROW = gl.constexpr(gl.SwizzledSharedLayout(8, 4, 2, [2, 1, 0]))
+WEIGHTS = gl.constexpr(gl.SwizzledSharedLayout(8, 4, 2, [1, 0]))
+SUMS = gl.constexpr(gl.SwizzledSharedLayout(8, 2, 2, [2, 1, 0]))
+SUMS_OF_GROUP = gl.constexpr(gl.SwizzledSharedLayout(8, 2, 2, [1, 0]))
+PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
+
+
+@gluon.jit
+def find_pages(table, position, length, PAGE: gl.constexpr):
+    """Return the pages [TILE] int32 of a tile; behind the prefix, the last slot's."""
+    seen = gl.minimum(position + gl.arange(0, TILE, COPY_ROWS), length - 1)
+    return gl.load(table + seen // PAGE)
+
+
+@gluon.jit
+def copy_rows(latents, ropes, base, rows):
+    """Copy the rows at offsets ``rows`` into ``latents`` [GROUPS, rows, CHUNK] and ``ropes``."""
+    group = gl.arange(0, GROUPS, gl.SliceLayout(1, gl.SliceLayout(2, LATENT_COPY)))
+    column = gl.arange(0, CHUNK, gl.SliceLayout(0, gl.SliceLayout(1, LATENT_COPY)))
+    source = base + rows[None, :, None]
+    async_copy.async_copy_global_to_shared(
+        latents, source + group[:, None, None] * CHUNK + column[None, None, :]
+    )
+    rows = gl.convert_layout(rows, ROPE_ROWS, assert_trivial=True)
+    group = gl.arange(0, GROUPS, gl.SliceLayout(1, gl.SliceLayout(2, ROPE_COPY)))
+    column = gl.arange(0, ROPE_CHUNK, gl.SliceLayout(0, gl.SliceLayout(1, ROPE_COPY)))
+    source = base + rows[None, :, None] + GROUPS * CHUNK
+    async_copy.async_copy_global_to_shared(
+        ropes, source + group[:, None, None] * ROPE_CHUNK + column[None, None, :]
+    )
+
+
+@gluon.jit
+def fetch(latents, ropes, cache, page, position, length, stride, PAGE: gl.constexpr):
+    """Copy the tile at ``position``, whose pages are ``page``."""
+    seen = gl.minimum(position + gl.arange(0, TILE, COPY_ROWS), length - 1)
+    copy_rows(latents, ropes, cache, (page.to(gl.int64) * PAGE + seen % PAGE) * stride)
+
+
+@gluon.jit
+def add_scores(score, q, rows):
+    """Add each group's share of the scores of the cache ``rows``, [GROUPS, ROWS, TILE]."""
+    return mma_v2(q, rows.permute((0, 2, 1)).load(gl.DotOperandLayout(1, SHARES, 2)), score)
+
+
+@gluon.jit
+def add_outputs(out, weight, rows):
+    """Add the cache ``rows`` [TILE, CHUNK] by weight to the outputs [ROWS, CHUNK]."""
+    return mma_v2(weight, rows.load(gl.DotOperandLayout(1, OUTPUTS, 2)), out)
+
+
+@gluon.jit
+def store_chunk(target, out, at, live, column):
+    """Write one chunk of the outputs of the rows that are ``live``, at offsets ``at``."""
+    columns = column + gl.arange(0, CHUNK, gl.SliceLayout(0, OUTPUTS))
+    gl.store(
+        target + at[:, None] + columns[None, :],
+        out.to(target.dtype.element_ty),
+        mask=live[:, None],
+    )
+
+
+@gluon.jit(do_not_specialize=["table_request"])
+def split_prefix_mma_kernel(
+    query,
+    cache,
+    page_table,
+    lengths,
+    work,
+    part_out,
+    part_lse,
+    score_scale,
+    value_scale,
+    query_token,
+    query_head,
+    cache_slot,
+    table_request,
+    NODES: gl.constexpr,
+    HEADS: gl.constexpr,
+    PAGE: gl.constexpr,
+):
+    """Do what `split_prefix.split_prefix_kernel` does, for 64 rows, tiles of 16 and a 16-bit cache.
+
+    Two barriers a tile. Behind the first, the softmax of the tile's scores runs beside products of
+    the next tile's; behind the second, the rest of these beside what the outputs wait for. The
+    outputs are scaled only when a row's scores have risen by more than SLACK, which float32 and the
+    16-bit weights bear, and which is rare. Four tiles are held, two of them on their way.
+    """
+    worker = gl.program_id(1).to(gl.int64)
+    start = gl.load(work + worker * 4 + 1)
+    end = gl.load(work + worker * 4 + 2)
+    if start < end:
+        dtype: gl.constexpr = query.dtype.element_ty
+        request = gl.load(work + worker * 4).to(gl.int64)
+        length = gl.load(lengths + request)
+        table = page_table + request * table_request
+
+        # Rows behind the last read the last one's query; they are not stored.
+        row = gl.program_id(0) * ROWS + gl.arange(0, ROWS, COPY_ROWS)
+        row = gl.minimum(row, NODES * HEADS - 1)
+        q_row = (request * NODES + row // HEADS) * query_token
+        q_row += (row % HEADS).to(gl.int64) * query_head
+        # These two are dead before the tiles come, which then take their place.
+        staged = gl.allocate_shared_memory(dtype, [GROUPS, ROWS, CHUNK], WIDE)
+        staged_rope = gl.allocate_shared_memory(dtype, [GROUPS, ROWS, ROPE_CHUNK], NARROW)
+        copy_rows(staged, staged_rope, query, q_row)
+        async_copy.commit_group()
+        page0 = find_pages(table, start, length, PAGE)
+        page1 = find_pages(table, start + TILE, length, PAGE)
+        page2 = find_pages(table, start + 2 * TILE, length, PAGE)
+        page = find_pages(table, start + 3 * TILE, length, PAGE)
+        async_copy.wait_group(0)
+        q_low = staged.slice(0, HALF, 2).load(gl.DotOperandLayout(0, SHARES, 2))
+        q_high = staged.slice(HALF, HALF, 2).load(gl.DotOperandLayout(0, SHARES, 2))
+        q_rope = staged_rope.load(gl.DotOperandLayout(0, SHARES, 2))
+
+        k0 = gl.allocate_shared_memory(dtype, [GROUPS, TILE, CHUNK], WIDE)
+        k1 = gl.allocate_shared_memory(dtype, [GROUPS, TILE, CHUNK], WIDE)
+        k2 = gl.allocate_shared_memory(dtype, [GROUPS, TILE, CHUNK], WIDE)
+        k3 = gl.allocate_shared_memory(dtype, [GROUPS, TILE, CHUNK], WIDE)
+        r0 = gl.allocate_shared_memory(dtype, [GROUPS, TILE, ROPE_CHUNK], NARROW)
+        r1 = gl.allocate_shared_memory(dtype, [GROUPS, TILE, ROPE_CHUNK], NARROW)
+        r2 = gl.allocate_shared_memory(dtype, [GROUPS, TILE, ROPE_CHUNK], NARROW)
+        r3 = gl.allocate_shared_memory(dtype, [GROUPS, TILE, ROPE_CHUNK], NARROW)
+        latents = (k0, k1, k2, k3)
+        ropes = (r0, r1, r2, r3)
+        shares = gl.allocate_shared_memory(gl.float32, [GROUPS, ROWS, TILE], SUMS)
+        weight = gl.allocate_shared_memory(dtype, [ROWS, TILE], WEIGHTS)
+        fades = gl.allocate_shared_memory(gl.float32, [ROWS], PLAIN)
+        fetch(k0, r0, cache, page0, start, length, cache_slot, PAGE)
+        async_copy.commit_group()
+        fetch(k1, r1, cache, page1, start + TILE, length, cache_slot, PAGE)
+        async_copy.commit_group()
+        fetch(k2, r2, cache, page2, start + 2 * TILE, length, cache_slot, PAGE)
+        async_copy.commit_group()
+
+        top = gl.full([ROWS], float("-inf"), gl.float32, SCORE_ROWS)
+        total = gl.zeros([ROWS], gl.float32, SCORE_ROWS)
+        out0 = gl.zeros([ROWS, CHUNK], gl.float32, OUTPUTS)
+        out1 = gl.zeros([ROWS, CHUNK], gl.float32, OUTPUTS)
+        out2 = gl.zeros([ROWS, CHUNK], gl.float32, OUTPUTS)
+        out3 = gl.zeros([ROWS, CHUNK], gl.float32, OUTPUTS)
+        async_copy.wait_group(2)
+        opening = gl.zeros([GROUPS, ROWS, TILE], gl.float32, SHARES)
+        opening = add_scores(opening, q_rope, r0)
+        opening = add_scores(opening, q_low, k0.slice(0, HALF, 2))
+        shares.store(add_scores(opening, q_high, k0.slice(HALF, HALF, 2)))
+        for first in range(start, end, STAGES * TILE):
+            for slot in gl.static_range(STAGES):
+                position = first + slot * TILE
+                if position < end:
+                    # The next tile is there, and the place of the one before is free.
+                    async_copy.wait_group(1)
+                    after = position + (STAGES - 1) * TILE
+                    last: gl.constexpr = (slot + STAGES - 1) % STAGES
+                    if after < end:
+                        fetch(
+                            latents[last], ropes[last], cache, page, after, length, cache_slot, PAGE
+                        )
+                    async_copy.commit_group()
+                    page = find_pages(table, after + TILE, length, PAGE)
+                    coming = latents[(slot + 1) % STAGES]
+                    issued = gl.zeros([GROUPS, ROWS, TILE], gl.float32, SHARES)
+                    issued = add_scores(issued, q_rope, ropes[(slot + 1) % STAGES])
+                    issued = add_scores(issued, q_low, coming.slice(0, HALF, 2))
+                    share = shares._reinterpret(gl.float32, [GROUPS, ROWS, TILE], SUMS_OF_GROUP)
+                    score = share.index(0).load(SCORES) + share.index(1).load(SCORES)
+                    score += share.index(2).load(SCORES) + share.index(3).load(SCORES)
+                    columns = position + gl.arange(0, TILE, gl.SliceLayout(0, SCORES))
+                    score = gl.where(
+                        (columns < length)[None, :], score * score_scale, float("-inf")
+                    )
+                    highest = gl.max(score, axis=1)
+                    higher = gl.where(highest > top + SLACK, highest, top)
+                    fade = gl.exp2(top - higher)
+                    part = gl.exp2(score - higher[:, None])
+                    total = total * fade + gl.sum(part, axis=1)
+                    top = higher
+                    weight.store(part.to(dtype))
+                    fades.store(fade)
+                    fade = fades.load(OUTPUT_ROWS)
+                    issued = add_scores(issued, q_high, coming.slice(HALF, HALF, 2))
+                    shares.store(issued)
+                    if gl.min(fade, axis=0) < 1.0:
+                        out0 = out0 * fade[:, None]
+                        out1 = out1 * fade[:, None]
+                        out2 = out2 * fade[:, None]
+                        out3 = out3 * fade[:, None]
+                    p = weight.load(gl.DotOperandLayout(0, OUTPUTS, 2))
+                    v = latents[slot]._reinterpret(dtype, [GROUPS, TILE, CHUNK], WIDE_OF_GROUP)
+                    out0 = add_outputs(out0, p, v.index(0))
+                    out1 = add_outputs(out1, p, v.index(1))
+                    out2 = add_outputs(out2, p, v.index(2))
+                    out3 = add_outputs(out3, p, v.index(3))
+        async_copy.wait_group(0)
+
+        fades.store(value_scale / total)
+        norm = fades.load(OUTPUT_ROWS)[:, None]
+        row = gl.program_id(0) * ROWS + gl.arange(0, ROWS, OUTPUT_ROWS)
+        live = row < NODES * HEADS
+        at = (worker * (NODES * HEADS) + row) * (GROUPS * CHUNK)
+        store_chunk(part_out, out0 * norm, at, live, 0)
+        store_chunk(part_out, out1 * norm, at, live, CHUNK)
+        store_chunk(part_out, out2 * norm, at, live, 2 * CHUNK)
+        store_chunk(part_out, out3 * norm, at, live, 3 * CHUNK)
+        row = gl.program_id(0) * ROWS + gl.arange(0, ROWS, SCORE_ROWS)
+        lse = (top + gl.log2(total)) * LN_2
+        gl.store(part_lse + worker * (NODES * HEADS) + row, lse, mask=row < NODES * HEADS)

@@ -1,0 +1,184 @@
+"""The Gluon split kernels, emulated, against the float64 oracle: no interpreter runs them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+from sglang_overlay.attention import kernels
+from sglang_overlay.attention.adapter import VerifyAdapter
+from sglang_overlay.attention.plan import PlanSizes, VerifyPlan
+from sglang_overlay.attention.portable import PortableEngine
+from sglang_overlay.attention.split_config import MMA, WGMMA, SplitConfig
+
+from tests.support.closeness import assert_close
+from tests.support.gluon_emulation import ORDERS, EmulatedKernel, Emulation, Order
+from tests.support.prefix_parts import attend, expected, rising_case
+from tests.support.verify_case import SCALE, VerifyCase, make_case
+
+KERNELS = [
+    ("split_prefix_hopper", replace(WGMMA, least_tiles=1)),
+    ("split_prefix_mma", replace(MMA, least_tiles=1)),
+]
+FOLDER = Path(str(kernels.__file__)).parent
+
+
+def emulate(
+    monkeypatch: pytest.MonkeyPatch, module: str, order: Order, source: Path | None = None
+) -> EmulatedKernel:
+    """Let the engine launch the emulated kernel of ``module``, or of its copy in ``source``."""
+    name = f"{module}_kernel"
+    kernel = Emulation(order).kernel(source or FOLDER / f"{module}.py", name)
+    monkeypatch.setattr(import_module(f"{kernels.__name__}.{module}"), name, kernel)
+    return kernel
+
+
+def check(case: VerifyCase, config: SplitConfig, page: int, processors: int = 1) -> torch.Tensor:
+    """Compare a step in float32 with the oracle: a wrong row or share moves it by 1e-2 and more."""
+    out, lse, parts = attend(case, config, page, processors)
+    want, want_lse = expected(case)
+    assert_close(out, want, absolute=2e-5, relative=2e-6, cosine=1e-10)
+    assert_close(lse, want_lse, absolute=2e-5, relative=2e-6, cosine=1e-10)
+    return parts
+
+
+@pytest.mark.parametrize(("module", "config"), KERNELS)
+@pytest.mark.parametrize(("page", "order"), [(1, ORDERS[0]), (64, ORDERS[-1])])
+def test_ragged_requests_in_several_parts(
+    page: int, module: str, config: SplitConfig, order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """33 nodes × 2 heads are more rows than one program's."""
+    kernel = emulate(monkeypatch, module, order)
+    case = make_case([1100, 1, 64, 65], ["chain"] * 4, 33, 2, seed=3, page_size=page)
+    assert check(case, config, page, processors=16)[0] > 1
+    assert kernel.launches == 1
+
+
+@pytest.mark.parametrize(("module", "config"), KERNELS)
+@pytest.mark.parametrize("prefix", [15, 16, 17, 63, 127, 129, 1500])
+def test_prefix_edges(
+    prefix: int, module: str, config: SplitConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emulate(monkeypatch, module, ORDERS[0])
+    case = make_case([prefix], ["chain"], nodes=5, heads=2, seed=prefix, page_size=1)
+    check(case, config, 1)
+
+
+@pytest.mark.parametrize(("module", "config"), KERNELS)
+@pytest.mark.parametrize(
+    ("nodes", "heads"), [(1, 1), (1, 128), (63, 1), (65, 1), (16, 8), (256, 1)]
+)
+def test_rows(
+    nodes: int, heads: int, module: str, config: SplitConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emulate(monkeypatch, module, ORDERS[0])
+    case = make_case([130], ["chain"], nodes=nodes, heads=heads, seed=nodes, strided=True)
+    check(case, config, 64)
+
+
+@pytest.mark.parametrize(("module", "config"), KERNELS)
+def test_bf16(module: str, config: SplitConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate(monkeypatch, module, ORDERS[0])
+    case = make_case([300, 70], ["chain"] * 2, 9, 8, dtype=torch.bfloat16, cache_scale=0.5)
+    out, lse, _ = attend(case, config, 64)
+    want, want_lse = expected(case)
+    # The weights are rounded to 8 bits before they meet the values.
+    assert_close(out, want, absolute=2e-2, relative=4e-3, cosine=1e-5)
+    assert_close(lse, want_lse, absolute=2e-5, relative=2e-6, cosine=1e-10)
+
+
+@pytest.mark.parametrize(("module", "config"), KERNELS)
+def test_the_whole_adapter(
+    module: str, config: SplitConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the tree kernel in the interpreter, and an empty prefix amid others."""
+    kernel = emulate(monkeypatch, module, ORDERS[0])
+    case = make_case([70, 0, 129], ["random"] * 3, nodes=5, heads=2)
+    engine = PortableEngine(
+        page_size=64,
+        max_requests=3,
+        rows=10,
+        max_context=192,
+        cache_dtype=torch.float32,
+        device="cpu",
+        config=config,
+    )
+    sizes = PlanSizes(max_requests=3, max_context=192, nodes=5)
+    adapter = VerifyAdapter(engine, VerifyPlan(sizes, "cpu"))
+    adapter.prepare(case.step, 2)
+    got = adapter.attend(case.query, case.cache, case.tree_slots, softmax_scale=SCALE)
+    assert kernel.launches == 1
+    assert_close(got, case.expected()[0], absolute=2e-5, relative=2e-6, cosine=1e-10)
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+@pytest.mark.parametrize(("module", "config"), KERNELS)
+def test_a_maximum_that_rises(
+    module: str, config: SplitConfig, order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emulate(monkeypatch, module, order)
+    check(rising_case(17, 1), config, 1)
+
+
+FAULTS = {
+    "split_prefix_hopper": [
+        ("async_copy.wait_group(CHUNKS - 1 - chunk)", "pass"),
+        ("async_copy.wait_group(CHUNKS - 1)\n", "async_copy.wait_group(CHUNKS)\n"),
+        ("out2 = warpgroup_mma_wait(1,", "out2 = warpgroup_mma_wait(2,"),
+        ("score = warpgroup_mma_wait(4,", "score = warpgroup_mma_wait(5,"),
+        ("gl.thread_barrier()", "pass"),
+        ("fence_async_shared()\n", "pass\n"),
+        ("length - 1)", "length)"),
+        ("columns < length", "columns <= length"),
+        ("slot = 1 - slot", "slot = slot"),
+        (
+            "sum1 = warpgroup_mma(weight, k.index(here + 1)",
+            "sum1 = warpgroup_mma(weight, k.index(here + 2)",
+        ),
+        ("row // HEADS", "row // (HEADS + 1)"),
+    ],
+    "split_prefix_mma": [
+        ("async_copy.wait_group(1)", "async_copy.wait_group(2)"),
+        ("async_copy.wait_group(2)", "async_copy.wait_group(3)"),
+        ("async_copy.wait_group(0)\n        q_low", "q_low"),
+        ("if after < end:", "if after + TILE < end:"),
+        ("latents[last]", "latents[slot]"),
+        ("coming = latents[(slot + 1) % STAGES]", "coming = latents[slot]"),
+        ("page = find_pages(table, after + TILE", "page = find_pages(table, after"),
+        ("length - 1)", "length)"),
+        ("columns < length", "columns <= length"),
+        ("if gl.min(fade, axis=0) < 1.0", "if gl.min(fade, axis=0) < 0.0"),
+        ("total = total * fade +", "total = total +"),
+        ("v.index(1)", "v.index(2)"),
+        ("coming.slice(HALF, HALF, 2)", "coming.slice(0, HALF, 2)"),
+        ("group[:, None, None] * ROPE_CHUNK", "group[:, None, None] * CHUNK"),
+        ("row // HEADS", "row // (HEADS + 1)"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new"), [(m, old, new) for m, all_ in FAULTS.items() for old, new in all_]
+)
+def test_a_fault_in_the_source_is_seen(
+    module: str, old: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one order at least: a copy too late shows if products are early, too early if late."""
+    text = (FOLDER / f"{module}.py").read_text()
+    assert old in text
+    source = tmp_path / "faulty.py"
+    source.write_text(text.replace(old, new))
+    case = rising_case(17, 1)
+
+    def seen(order: Order) -> bool:
+        emulate(monkeypatch, module, order, source)
+        try:
+            check(case, dict(KERNELS)[module], 1)
+        except AssertionError:
+            return True
+        return False
+
+    assert any(seen(order) for order in ORDERS)
