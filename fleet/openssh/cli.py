@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -153,12 +154,12 @@ def _change(
     if rollout.golden is None:
         raise click.ClickException(f"{path} names no golden answers; see `fleet record`")
     _end_gently(rollout)
-    good = rollout.look(courses, plan=True)
+    good = _awake(lambda: rollout.look(courses, plan=True))
     if good and check:
         for course in courses:
             course.result = "would change" if course.seen["plan"]["changed"] else "unchanged"
     elif good:
-        good = rollout.carry_out(courses)
+        good = _awake(lambda: rollout.carry_out(courses))
         kept = {id(course): (course.result, course.message) for course in courses}
         rollout.look([course for course in courses if course.result != "lost"], plan=False)
         for course in courses:
@@ -166,6 +167,19 @@ def _change(
     _tell(command, rollout.run, courses, as_json, as_html)
     halted = rollout.halt.is_set() and any(c.result not in _WENT_WELL for c in courses)
     sys.exit(_INTERRUPTED if halted else 0 if good else 1)
+
+
+def _awake(work: Callable[[], bool]) -> bool:
+    """Return what ``work`` does, with the main thread awake for signals.
+
+    Python takes a signal that comes just before the main thread begins to wait only when the wait
+    ends: that may be minutes, so it waits in short turns.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(work)
+        while not wait([future], timeout=0.2).done:
+            pass
+    return future.result()
 
 
 def _end_gently(rollout: Rollout) -> None:

@@ -35,7 +35,19 @@ def _entry(course: Course) -> dict[str, Any]:
         "stale": _stale(seen),
         "result": course.result,
         "message": course.message,
+        "journal": _left(seen),
     }
+
+
+def _left(seen: Mapping[str, Any]) -> str | None:
+    """Return what an unfinished rollout left on the host; None if there is none."""
+    kept = seen.get("journal")
+    if not kept:
+        return None
+    return (
+        f"the rollout {kept['run']} is at work here, or was lost in the phase {kept['phase']}: "
+        "the next run goes on with this host"
+    )
 
 
 def _stale(seen: Mapping[str, Any]) -> list[str] | None:
@@ -91,7 +103,7 @@ def to_text(report: Mapping[str, Any]) -> str:
 
 
 def _notes(host: Mapping[str, Any]) -> list[str]:
-    return [note for note in (host["message"], *(host["stale"] or ())) if note]
+    return [note for note in (host["message"], *(host["stale"] or ()), host["journal"]) if note]
 
 
 _STYLE = """
@@ -103,11 +115,12 @@ tbody { border-bottom: 1px solid #8884; }
 th, td { text-align: left; vertical-align: top; padding: .4rem .6rem; }
 th { font-weight: 600; border-bottom: 2px solid #8884; white-space: nowrap; }
 td { white-space: nowrap; }
+td[data-name=host] { min-width: 16rem; }
 .name, .note { white-space: normal; overflow-wrap: anywhere; }
 .note { font-size: .9em; opacity: .85; padding-top: 0; }
 .good { color: #18794e; } .bad { color: #c62a2f; font-weight: 600; }
 @media (prefers-color-scheme: dark) { .good { color: #4cc38a; } .bad { color: #ff8f8f; } }
-@media (max-width: 66rem) {
+@media (max-width: 76rem) {
   table, tbody, tr, td { display: block; }
   thead { display: none; }
   tbody { padding: .5rem 0; }
