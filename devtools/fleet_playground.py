@@ -21,15 +21,16 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="fleet-") as scratch,
         fleets.fleet(Path(scratch), size=SIZE) as fleet,
     ):
-        inventory, hosts = fleet.inventory(), fleet.hosts_file()
+        inventory, hosts = (shlex.quote(str(p)) for p in (fleet.inventory(), fleet.hosts_file()))
         ours = {k: v for k, v in fleet.environment.items() if k.startswith("ANSIBLE_")}
         settings = " ".join(f"{key}={shlex.quote(value)}" for key, value in ours.items())
-        play = Path(sys.executable).with_name("ansible-playbook")
+        play = shlex.quote(str(Path(sys.executable).with_name("ansible-playbook")))
+        tool = shlex.join([sys.executable, str(ROOT / "fleet")])
         faults = """'{"wrong": 2, "patched": true}'"""
         for name, command in {
             "rollout": f'{settings} {play} ddtree.sglang_overlay.rollout -i {inventory} "$@"',
             "rollback": f'{settings} {play} ddtree.sglang_overlay.rollback -i {inventory} "$@"',
-            "fleet": f'c=$1; shift; {sys.executable} {ROOT}/fleet "$c" --hosts {hosts} "$@"',
+            "fleet": f'c=$1; shift; {tool} "$c" --hosts {hosts} "$@"',
             "break": f'echo {faults} >"$1/faults.json"',
             "mend": 'rm -f "$1/faults.json"',
         }.items():

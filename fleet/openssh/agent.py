@@ -35,6 +35,7 @@ def look(order: Order) -> dict[str, Any]:
         "overlay": status,
         "fingerprint": tree.fingerprint(site),
         "digest": tree.digest(site),
+        "place": tree.place(site),
         "journal": _journal(order).read(),
     }
     if order["url"]:
@@ -44,6 +45,9 @@ def look(order: Order) -> dict[str, Any]:
     expect = "pristine" if status["state_after"] == "pristine" else "patched"
     _, seen["verify"] = _raw(order, "verify", *_expect(order, expect))
     if order.get("plan"):
+        free = bundle.free_bytes(site) >> 20
+        if free < order["free_mib"]:
+            raise PhaseFault(f"{free} MiB are free at {site}, {order['free_mib']} are needed")
         seen["plan"] = _ask(order, _verb(order["plan"]), "--check")
         _journal(order).check_free(order["run"], take_over=order["take_over"])
         failed = bundle.faults(seen["verify"])
@@ -54,8 +58,13 @@ def look(order: Order) -> dict[str, Any]:
 
 def begin(order: Order) -> dict[str, Any]:
     """Open the journal."""
-    before, kept = order["before"], _journal(order)
-    opened = kept.open(order["run"], before, lease=order["lease"], take_over=order["take_over"])
+    opened = _journal(order).open(
+        order["run"],
+        order["before"],
+        lease=order["lease"],
+        take_over=order["take_over"],
+        same=lambda: tree.fingerprint(Path(order["site"])) == order["fingerprint"],
+    )
     return {"journal": opened}
 
 

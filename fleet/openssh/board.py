@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from typing import TextIO
@@ -25,11 +26,13 @@ class Board:
         text = phase or f"{course.result}  {course.message}".rstrip()
         with self._lock:
             self._phases[course.host.name] = text
-            if self._stream.isatty():
-                self._redraw()
-            else:
-                self._stream.write(f"{course.host.name}: {text}\n")
-            self._stream.flush()
+            # A rollout goes on when nobody looks any more: the pipe or the terminal is gone.
+            with contextlib.suppress(OSError):
+                if self._stream.isatty():
+                    self._redraw()
+                else:
+                    self._stream.write(f"{course.host.name}: {text}\n")
+                self._stream.flush()
 
     def _redraw(self) -> None:
         width = max(len(name) for name in self._phases)

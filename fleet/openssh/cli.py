@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
+import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,10 @@ from openssh.hosts import Fleet
 from openssh.rollout import Course, Rollout
 from openssh.transport import Bundle
 
+# What a shell says of a command that Ctrl-C ended.
+_INTERRUPTED = 130
+_WENT_WELL = ("done", "unchanged", "would change")
+_OUT = click.Path(path_type=Path, dir_okay=False, writable=True)
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 96}
 
 
@@ -28,6 +35,10 @@ def main() -> None:
     """Look at, change and report a fleet over OpenSSH.
 
     Exit code 1: something was refused or failed, and where it failed the rollout stopped.
+
+    Ctrl-C ends a rollout after the phase that runs: the server groups in work are brought back
+    (a revert ends them), and none is begun. Pressed once more, it leaves at once; the next run
+    goes on from the journals. Exit code 130.
     """
 
 
@@ -55,20 +66,30 @@ def record(url: str, prompts: Iterable[str], out: Path, max_new_tokens: int) -> 
         golden = server.record(live, lines, sampling)
     except server.ServerFault as fault:
         raise click.ClickException(str(fault)) from fault
+    told = f"{len(golden['answers'])} of {len(lines)} prompts are answered alike every time"
+    if len(golden["answers"]) < server.LEAST:
+        raise click.ClickException(f"{told}, {server.LEAST} are needed: give more prompts")
     out.write_text(json.dumps(golden, indent=1) + "\n")
-    click.echo(f"{len(golden['answers'])} of {len(lines)} prompts are answered alike every time")
+    click.echo(told)
+
+
+def _in_a_folder(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
+    # Found out before the rollout, not after it.
+    if path and not path.parent.is_dir():
+        raise click.BadParameter(f"there is no folder {path.parent}")
+    return path
 
 
 def _common(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that every command on hosts has."""
     for option in (
         click.option("--hosts", "path", required=True, type=click.Path(path_type=Path)),
-        click.option("--limit", default="", help="Only these hosts, separated by commas."),
+        click.option("--limit", help="Only these hosts, separated by commas."),
         click.option(
-            "--json", "as_json", type=click.Path(path_type=Path), help="Write the report."
+            "--json", "as_json", type=_OUT, callback=_in_a_folder, help="Write the report."
         ),
         click.option(
-            "--html", "as_html", type=click.Path(path_type=Path), help="The same as a page."
+            "--html", "as_html", type=_OUT, callback=_in_a_folder, help="The same as a page."
         ),
     ):
         command = option(command)
@@ -77,7 +98,7 @@ def _common(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @main.command()
 @_common
-def status(path: Path, limit: str, as_json: Path | None, as_html: Path | None) -> None:
+def status(path: Path, limit: str | None, as_json: Path | None, as_html: Path | None) -> None:
     """Say what every host is; changes nothing."""
     courses, rollout = _prepare(path, limit, "patched", take_over=False)
     good = rollout.look(courses, plan=False)
@@ -93,7 +114,7 @@ def status(path: Path, limit: str, as_json: Path | None, as_html: Path | None) -
 @click.option("--take-over", is_flag=True, help="Go on where a dead run's lease has not ended.")
 def apply(
     path: Path,
-    limit: str,
+    limit: str | None,
     as_json: Path | None,
     as_html: Path | None,
     check: bool,
@@ -109,7 +130,7 @@ def apply(
 @click.option("--take-over", is_flag=True, help="Go on where a dead run's lease has not ended.")
 def revert(
     path: Path,
-    limit: str,
+    limit: str | None,
     as_json: Path | None,
     as_html: Path | None,
     check: bool,
@@ -123,36 +144,71 @@ def _change(
     command: str,
     goal: str,
     path: Path,
-    limit: str,
+    limit: str | None,
     as_json: Path | None,
     as_html: Path | None,
     check: bool,
     take_over: bool,
 ) -> None:
     courses, rollout = _prepare(path, limit, goal, take_over=take_over)
-    if rollout.fleet.golden is None:
+    if rollout.golden is None:
         raise click.ClickException(f"{path} names no golden answers; see `fleet record`")
-    good = rollout.look(courses, plan=True)
+    _end_gently(rollout)
+    good = _awake(lambda: rollout.look(courses, plan=True))
     if good and check:
         for course in courses:
             course.result = "would change" if course.seen["plan"]["changed"] else "unchanged"
     elif good:
-        good = rollout.carry_out(courses)
+        good = _awake(lambda: rollout.carry_out(courses))
         kept = {id(course): (course.result, course.message) for course in courses}
         rollout.look([course for course in courses if course.result != "lost"], plan=False)
         for course in courses:
             course.result, course.message = kept[id(course)]
     _tell(command, rollout.run, courses, as_json, as_html)
-    sys.exit(0 if good else 1)
+    halted = rollout.halt.is_set() and any(c.result not in _WENT_WELL for c in courses)
+    sys.exit(_INTERRUPTED if halted else 0 if good else 1)
 
 
-def _prepare(path: Path, limit: str, goal: str, *, take_over: bool) -> tuple[list[Course], Rollout]:
+def _awake(work: Callable[[], bool]) -> bool:
+    """Return what ``work`` does, with the main thread awake for signals.
+
+    Python takes a signal that comes just before the main thread begins to wait only when the wait
+    ends: that may be minutes, so it waits in short turns.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(work)
+        while not wait([future], timeout=0.2).done:
+            pass
+    return future.result()
+
+
+def _end_gently(rollout: Rollout) -> None:
+    """Have Ctrl-C, a closed terminal and a kill end the rollout with every host whole."""
+
+    def end(number: int, frame: object) -> None:
+        if rollout.halt.is_set():
+            os._exit(_INTERRUPTED)  # the phases that run on hosts end, and their journals stay
+        rollout.halt.set()
+        click.echo(
+            "ends after this phase, and brings back what is in work; once more: leave at once",
+            err=True,
+        )
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
+            signal.signal(number, end)
+
+
+def _prepare(
+    path: Path, limit: str | None, goal: str, *, take_over: bool
+) -> tuple[list[Course], Rollout]:
     try:
         fleet = hosts.read(path)
         chosen = _choose(fleet, limit)
         bundle = _verified(fleet, fleet.bundle)
         previous = _verified(fleet, fleet.previous_bundle) if fleet.previous_bundle else None
-    except (hosts.HostsFault, signature.SignatureFault) as fault:
+        golden = _golden(fleet.golden) if fleet.golden else None
+    except (hosts.HostsFault, signature.SignatureFault, server.ServerFault) as fault:
         raise click.ClickException(str(fault)) from fault
     run = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}-{secrets.token_hex(3)}"
     rollout = Rollout(
@@ -163,12 +219,22 @@ def _prepare(path: Path, limit: str, goal: str, *, take_over: bool) -> tuple[lis
         run=run,
         take_over=take_over,
         tell=Board(chosen, sys.stdout).tell,
+        golden=golden,
     )
     return chosen, rollout
 
 
-def _choose(fleet: Fleet, limit: str) -> list[Course]:
-    names = set(filter(None, limit.split(",")))
+def _golden(path: Path) -> Mapping[str, Any]:
+    try:
+        return server.check_golden(json.loads(path.read_text()))
+    except (OSError, ValueError, server.ServerFault) as fault:
+        raise server.ServerFault(f"{path}: {fault}") from fault
+
+
+def _choose(fleet: Fleet, limit: str | None) -> list[Course]:
+    names = set(filter(None, (limit or "").replace(",", " ").split()))
+    if limit is not None and not names:
+        raise hosts.HostsFault("--limit names no host; leave it out for all")
     chosen = [host for host in fleet.hosts if not names or host.name in names]
     if unknown := sorted(names - {host.name for host in fleet.hosts}):
         raise hosts.HostsFault(f"--limit names no host of the list: {', '.join(unknown)}")
@@ -190,8 +256,8 @@ def _tell(
     command: str, run: str, courses: Sequence[Course], as_json: Path | None, as_html: Path | None
 ) -> None:
     told = report.to_json(command, run, courses)
-    click.echo(report.to_text(told))
     if as_json:
         as_json.write_text(json.dumps(told, indent=1) + "\n")
     if as_html:
         as_html.write_text(report.to_html(told))
+    click.echo(report.to_text(told))

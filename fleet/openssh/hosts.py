@@ -21,7 +21,8 @@ class Host:
 
     ``server_url`` is as seen from the host, empty for a node without HTTP; ``stop`` and ``start``
     are shell commands there, ``router_remove`` and ``router_add`` shell commands here. The limits
-    are seconds. ``require`` and ``skip`` are names of checks of verify.
+    are seconds, ``free_mib`` is what must be free at the target. ``require`` and ``skip`` are names
+    of checks of verify.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Host:
     drain_limit: float = 600
     ready_limit: float = 1200
     lease: float = 1800
+    free_mib: int = 512
     journal_folder: str = "/var/lib/sglang-overlay"
     require: tuple[str, ...] = ("gpu", "pins")
     skip: tuple[str, ...] = ()

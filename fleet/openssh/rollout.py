@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -46,10 +46,15 @@ class Rollout:
     run: str
     take_over: bool
     tell: Callable[[Course, str], None]
+    golden: Mapping[str, Any] | None = None
+    # Set from outside: end after the phase that runs now, with every host whole.
+    halt: threading.Event = field(default_factory=threading.Event)
 
     def look(self, courses: Sequence[Course], *, plan: bool) -> bool:
         """Look at all hosts; return whether a rollout may begin."""
         _each(courses, lambda course: self._look(course, plan=plan))
+        if plan:
+            self._refuse_doubles(courses)
         return all(course.result == "untouched" for course in courses)
 
     def carry_out(self, courses: Sequence[Course]) -> bool:
@@ -58,6 +63,8 @@ class Rollout:
         names = waves.by_group(list(by_name), {n: c.host.group for n, c in by_name.items()})
         groups = [[by_name[name] for name in group] for group in names]
         for wave in waves.divide(groups, self.fleet.waves):
+            if self.halt.is_set():
+                return False
             with ThreadPoolExecutor(_AT_ONCE) as pool:
                 went_well = list(pool.map(self._change_group, wave))
             if not all(went_well):
@@ -78,20 +85,39 @@ class Rollout:
             elif state not in ("pristine", "patched", "interrupted", "outdated"):
                 self._fail(course, "refused", f"{state}: revert this host first")
 
+    def _refuse_doubles(self, courses: Sequence[Course]) -> None:
+        for course in courses:
+            place = course.seen.get("place")
+            names = [other.host.name for other in courses if other.seen.get("place") == place]
+            if place and len(names) > 1:
+                told = f"{' and '.join(names)} are one host with one tree: list it once"
+                self._fail(course, "refused", told)
+
     def _change_group(self, group: Sequence[Course]) -> bool:
+        if self.halt.is_set():
+            return False
         if not any(_pending(course) for course in group):
             phases: Iterable[str] = ("verify", "gate")
         else:
             phases = PHASES
         for phase in phases:
             went_well = _each(group, partial(self._step, phase))
-            if not all(went_well):
-                self._roll_back(group)
-                return False
+            if all(went_well) and phase != "finish" and self._halted(group):
+                for course in group:
+                    self._fail(course, "failed", f"interrupted after {phase}")
+            elif all(went_well):
+                continue
+            self._roll_back(group)
+            return False
         for course in group:
             course.result = "done" if course.begun else "unchanged"
             self.tell(course, "")
         return True
+
+    def _halted(self, group: Sequence[Course]) -> bool:
+        # A revert has nothing to go back to: the group ends what it began.
+        begun = any(course.begun for course in group)
+        return begun and self.goal == "patched" and self.halt.is_set()
 
     def _step(self, phase: str, course: Course) -> bool:
         host = course.host
@@ -103,7 +129,8 @@ class Rollout:
         if phase == "stop":
             course.stopped = True
         before = {"state": course.seen["overlay"]["state_after"]}
-        answer = self._order(course, phase, state=self.goal, before=before)
+        fingerprint = course.seen["fingerprint"]
+        answer = self._order(course, phase, state=self.goal, before=before, fingerprint=fingerprint)
         if answer is None:
             return False
         if "journal" in answer:
@@ -168,7 +195,7 @@ class Rollout:
             "target": host.target,
             "site": course.seen.get("overlay", {}).get("target", host.target),
             "url": host.server_url,
-            "golden": self._golden() if phase == "gate" else None,
+            "golden": self.golden if phase == "gate" else None,
             **{name: getattr(host, name) for name in _COPIED},
             **more,
         }
@@ -182,10 +209,6 @@ class Rollout:
             return None
         return answer
 
-    def _golden(self) -> object:
-        assert self.fleet.golden, "a rollout was begun without golden answers"
-        return json.loads(self.fleet.golden.read_text())
-
     def _fail(self, course: Course, result: str, message: str) -> None:
         course.result = result
         course.message = (
@@ -196,7 +219,7 @@ class Rollout:
 
 _COPIED = (
     *("api_key", "stop", "start", "drain_limit", "ready_limit", "lease"),
-    *("journal_folder", "require", "skip"),
+    *("journal_folder", "free_mib", "require", "skip"),
 )
 
 

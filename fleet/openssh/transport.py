@@ -60,6 +60,8 @@ def send(
             input=_archive({**order, "sha256": bundle.sha256}, bundle.content),
             capture_output=True,
             timeout=_SECONDS,
+            # Ctrl-C is for the rollout, which lets the phase end; it must not cut connections.
+            start_new_session=True,
             check=False,
         )
         answer: Mapping[str, Any] = json.loads(done.stdout)

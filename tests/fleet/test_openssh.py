@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,7 +14,7 @@ import pytest
 
 from tests.support import fleets
 from tests.support.fleets import Fleet, Host
-from tests.support.snapshots import assert_identical
+from tests.support.snapshots import Snapshot, assert_identical
 
 
 @pytest.fixture
@@ -147,6 +151,130 @@ def test_a_host_lost_in_the_middle(hosts: Fleet) -> None:
     assert apply(hosts, "--take-over").code == 0
     assert set(hosts.states().values()) == {"patched"}
     assert not list(hosts.folder.glob("*/journal"))
+
+
+@pytest.mark.full
+def test_what_is_wrong_with_one_host_is_found_before_any_is_touched(hosts: Fleet) -> None:
+    before = {host.name: host.look() for host in hosts.hosts}
+    # A host twice in one wave would have its own journal closed under it.
+    doubled = apply(hosts.doubled())
+    assert doubled.code == 1
+    assert "h1 and h1-again are one host with one tree" in doubled.stdout, doubled.told
+    full = apply(hosts, free_mib=1 << 40)
+    assert full.code == 1
+    assert f"MiB are free at {hosts['h1'].site}" in full.stdout, full.told
+    golden = hosts.folder / "golden.json"
+    kept = golden.read_text()
+    golden.write_text(json.dumps(fleets.golden(9)))
+    assert "9 golden answers are no gate" in apply(hosts).stderr
+    golden.write_text(kept)
+    hosts["h4"].disconnect()
+    lost = apply(hosts)
+    assert lost.code == 1
+    assert results(hosts) == {"h1": "untouched", "h2": "untouched", "h3": "untouched", "h4": "lost"}
+    for host in hosts.hosts:
+        assert_identical(before[host.name], host.look(), host.name)
+    assert hosts.routed() == []
+
+
+def begin(fleet: Fleet) -> subprocess.Popen[str]:
+    return fleet.begin_tool("apply", "--json", str(fleet.folder / "report.json"))
+
+
+def interrupt(started: subprocess.Popen[str], line: str, *, times: int) -> None:
+    """Press Ctrl-C so many times once ``line`` has been said."""
+    assert started.stdout
+    assert started.stderr
+    for said in started.stdout:
+        if said == f"{line}\n":
+            break
+    for _ in range(times):
+        os.killpg(started.pid, signal.SIGINT)
+        if started.poll() is None and times > 1:
+            started.stderr.readline()  # it has taken notice
+
+
+@pytest.mark.full
+def test_ctrl_c_brings_back_what_is_in_work(hosts: Fleet) -> None:
+    # The stop takes a while, so that it is interrupted in its midst.
+    fleets.write_service(hosts["h2"], before_stop="sleep 3")
+    before = {host.name: host.look(folder_times=host.name > "h2") for host in hosts.hosts}
+    started = begin(hosts)
+    interrupt(started, "h2: stop", times=1)
+    told, _ = started.communicate(timeout=120)
+    assert started.returncode == 130
+    assert results(hosts) == {
+        "h1": "rolled back",
+        "h2": "rolled back",
+        "h3": "untouched",
+        "h4": "untouched",
+    }
+    assert "interrupted after stop" in told
+    for host in hosts.hosts:
+        now = host.look(folder_times=host.name > "h2")
+        assert_identical(before[host.name], now, host.name)
+    assert sorted(hosts.routed()) == ["add h1", "add h2", "remove h1", "remove h2"]
+
+
+@pytest.mark.full
+def test_ctrl_c_twice_leaves_at_once_and_the_next_run_goes_on(hosts: Fleet) -> None:
+    fleets.write_service(hosts["h1"], before_stop="sleep 2")
+    started = begin(hosts)
+    interrupt(started, "h1: stop", times=2)
+    started.communicate(timeout=30)
+    assert started.returncode == 130
+    assert (hosts["h1"].root / "journal").exists()
+    assert "is at work here, or was lost in the phase" in hosts.tool("status").stdout
+    refused = apply(hosts)
+    assert refused.code == 1
+    assert "is at work here" in refused.stdout, refused.told
+    finished = apply(hosts, "--take-over")
+    assert finished.code == 0, finished.told
+    assert set(hosts.states().values()) == {"patched"}
+    assert not list(hosts.folder.glob("*/journal"))
+
+
+@pytest.mark.full
+def test_of_two_at_once_one_goes_on_at_most(hosts: Fleet) -> None:
+    both = [hosts.begin_tool("apply") for _ in range(2)]
+    told = [started.communicate(timeout=300) for started in both]
+    codes = sorted(started.returncode for started in both)
+    assert codes in ([0, 1], [1, 1]), told
+    assert set(hosts.states().values()) == {"patched" if 0 in codes else "pristine"}, told
+    assert not list(hosts.folder.glob("*/journal"))
+    status = hosts.tool("status")
+    assert status.stdout.count("as the disk") == 4, status.told
+
+
+def without_ballast(look: Snapshot) -> Snapshot:
+    return {path: entry for path, entry in look.items() if path != "ballast"}
+
+
+@pytest.mark.full
+@pytest.mark.root
+def test_a_disk_that_fills_up_under_the_change(hosts: Fleet) -> None:
+    host, ballast = hosts["h2"], hosts["h2"].site / "ballast"
+    kept = shutil.copytree(host.site, host.root / "kept", symlinks=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", host.site], check=True)
+    try:
+        shutil.copytree(kept, host.site, symlinks=True, dirs_exist_ok=True)
+        ballast.touch()
+        before = {one.name: one.look(folder_times=False) for one in hosts.hosts}
+        once = f'test -s "{ballast}" || head -c 80M /dev/zero >"{ballast}" 2>/dev/null || true'
+        fleets.write_service(host, before_stop=once)
+        ended = apply(hosts)
+        assert ended.code == 1
+        assert "no-space" in ended.stdout, ended.told
+        assert results(hosts)["h2"] == "rolled back", ended.told
+        assert results(hosts)["h3"] == "untouched", ended.told
+        ballast.write_bytes(b"")
+        for one in hosts.hosts:
+            now = one.look(folder_times=False)
+            assert_identical(without_ballast(before[one.name]), without_ballast(now), one.name)
+    finally:
+        fleets.write_service(host)
+        host.halt()
+        subprocess.run(["umount", host.site], check=True)
 
 
 @pytest.mark.parametrize("how", ["altered", "unsigned", "signed by another"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,7 +18,8 @@ from ansible_collections.ddtree.sglang_overlay.plugins.module_utils import (
     tree,
     waves,
 )
-from openssh import hosts, report
+from click.testing import CliRunner
+from openssh import cli, hosts, report
 from openssh.board import Board
 from openssh.rollout import Course
 from sglang_overlay import identity
@@ -69,6 +71,37 @@ def test_a_journal_that_cannot_be_read_is_no_free_host(tmp_path: Path) -> None:
     (tmp_path / "journal").write_text("a file where the folder should be")
     with pytest.raises(journal.JournalFault, match="cannot be read"):
         journal.Journal(tmp_path / "journal", "/t").check_free("one", take_over=False)
+
+
+def test_a_host_that_was_changed_since_it_was_looked_at_is_not_begun(tmp_path: Path) -> None:
+    kept = journal.Journal(tmp_path / "journal", "/t")
+    with pytest.raises(journal.JournalFault, match="changed after it was looked at"):
+        kept.open("one", {}, lease=60, take_over=False, same=lambda: False)
+    assert not (tmp_path / "journal").exists()
+    kept.open("one", {}, lease=-1, take_over=False)
+    # What a lost run left is not as that run found it: the next one goes on all the same.
+    kept.open("two", {}, lease=60, take_over=False, same=lambda: False)
+
+
+def test_a_journal_on_a_full_disk_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    kept = journal.Journal(tmp_path / "journal", "/t")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(journal.JournalFault, match="No space left"):
+        kept.open("one", {}, lease=60, take_over=False)
+    assert not (tmp_path / "journal").exists()
+    monkeypatch.undo()
+    kept.open("one", {"state": "pristine"}, lease=60, take_over=False)
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(journal.JournalFault, match="No space left"):
+        kept.note("one", "stopped", lease=60)
+    found = kept.read()
+    assert found
+    assert found["phase"] == "begun"
 
 
 def test_of_many_that_open_the_journal_at_once_one_wins(tmp_path: Path) -> None:
@@ -165,6 +198,23 @@ def test_no_recorded_answer_is_no_gate(live: server.Server) -> None:
         server.check_answers(live, {"answers": [], "sampling_params": {}})
 
 
+GOOD = {"prompt": "p", "text": "t", "output_ids": None}
+
+
+@pytest.mark.parametrize(
+    ("golden", "told"),
+    [
+        ([], "no golden answers"),
+        ({"answers": [GOOD] * 10}, "no golden answers"),
+        ({"answers": [{"prompt": "p"}] * 10, "sampling_params": {}}, "no golden answers"),
+        ({"answers": [GOOD] * 9, "sampling_params": {}}, "9 golden answers are no gate"),
+    ],
+)
+def test_answers_that_are_no_gate_are_refused(golden: object, told: str) -> None:
+    with pytest.raises(server.ServerFault, match=told):
+        server.check_golden(golden)
+
+
 def write(folder: Path, text: str) -> Path:
     path = folder / "hosts.toml"
     path.write_text(text)
@@ -215,6 +265,44 @@ def test_the_board_redraws_its_lines_in_a_terminal() -> None:
     screen = terminal.getvalue().replace("\x1b[2K", "")
     assert screen == "a   drain\nbb  \n\x1b[2Aa   drain\nbb  gate\n"
     assert pipe.getvalue() == "a: drain\nbb: gate\n"
+
+
+class Gone(io.StringIO):
+    """A stream whose reader has gone."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+def test_the_board_bears_that_nobody_reads_any_more() -> None:
+    course = Course(host=hosts.Host(name="a", target="/t", group="a"))
+    Board([course], Gone()).tell(course, "drain")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--limit", ""], "--limit names no host"),
+        (["--limit", "a,x"], "no host of the list: x"),
+        (["--limit", "a"], "move together; add b"),
+        (["--json", "/nowhere/report.json"], "there is no folder /nowhere"),
+    ],
+)
+def test_options_that_are_refused_before_anything_is_asked(
+    tmp_path: Path, words: list[str], told: str
+) -> None:
+    path = write(tmp_path, f'{TOP}[defaults]\ntarget = "/t"\ngroup = "g"\n[hosts.a]\n[hosts.b]\n')
+    ended = CliRunner().invoke(cli.main, ["apply", "--hosts", str(path), *words])
+    assert ended.exit_code != 0
+    assert told in ended.output
+
+
+def test_the_page_tells_how_many_fared_how() -> None:
+    courses = [
+        Course(host=hosts.Host(name=name, target="/t", group="g"), result=result)
+        for name, result in (("a", "done"), ("b", "failed"), ("c", "done"))
+    ]
+    assert "2 done, 1 failed" in report.to_html(report.to_json("apply", "now", courses))
 
 
 def test_the_page_escapes_what_hosts_say() -> None:

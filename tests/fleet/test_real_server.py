@@ -1,7 +1,8 @@
 """A rollout to a host on which the real SGLang serves, on the CPU (see tests/support/engine).
 
 Real are SGLang's server and its processes, sshd, the tool, the bundle and the tree. Kernels and
-weights are the test bed's. The tokenizer is made here: each word is a token.
+weights are the test bed's. The tokenizer is made here: each word is a token. The server starts four
+times, about a minute each on two busy CPUs, and the whole takes six.
 """
 
 from __future__ import annotations

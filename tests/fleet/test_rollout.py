@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -80,6 +81,31 @@ def test_rollback_of_a_subset(hosts: Fleet) -> None:
     assert hosts.play("rollback").code == 0
     for host in hosts.hosts:
         assert_identical(before[host.name], host.look(folder_times=False), host.name)
+
+
+@pytest.mark.full
+def test_what_is_wrong_with_one_host_is_found_before_any_is_touched(hosts: Fleet) -> None:
+    before = {host.name: host.look() for host in hosts.hosts}
+    doubled = hosts.doubled().play("rollout")
+    assert doubled.code != 0
+    assert "h1 and h1-again are one host with one tree" in doubled.stdout, doubled.told
+    full = hosts.play("rollout", rollout_free_mib=1 << 40)
+    assert full.code != 0
+    assert f"MiB are free at {hosts['h1'].site}" in full.stdout, full.told
+    golden = hosts.folder / "golden.json"
+    kept = golden.read_text()
+    golden.write_text(json.dumps(fleets.golden(9)))
+    assert "9 golden answers are no gate" in hosts.play("rollout").stdout
+    golden.write_text(kept)
+    hosts["h4"].disconnect()
+    lost = hosts.play("rollout")
+    assert lost.code != 0
+    assert lost.recap("h4")["unreachable"] == 1
+    # The play ended there: it once went on to a second error that named the wrong thing.
+    assert "serial" not in lost.stdout + lost.stderr, lost.told
+    for host in hosts.hosts:
+        assert_identical(before[host.name], host.look(), host.name)
+    assert hosts.routed() == []
 
 
 def foreign(host: Host) -> None:

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -277,6 +277,7 @@ class Fleet:
             "python": PYTHON,
             "require": [],
             "skip": ["import", "gpu"],
+            "free_mib": 1,
             "drain_limit": 5,
             "ready_limit": 5,
             **changes,
@@ -299,17 +300,30 @@ class Fleet:
 
     def tool(self, *words: str, **changes: object) -> Ended:
         """Run ``fleet COMMAND`` on the hosts."""
-        done = subprocess.run(
+        started = self.begin_tool(*words, **changes)
+        stdout, stderr = started.communicate(timeout=_SECONDS)
+        return Ended(code=started.returncode, stdout=stdout, stderr=stderr)
+
+    def begin_tool(self, *words: str, **changes: object) -> subprocess.Popen[str]:
+        """Begin ``fleet COMMAND`` on the hosts, in a process group of its own as a shell does."""
+        return subprocess.Popen(
             [sys.executable, str(COLLECTIONS), words[0], "--hosts", str(self.hosts_file(**changes))]
             + [*words[1:]],
             env=self.environment,
             cwd=self.folder,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            check=False,
-            timeout=_SECONDS,
+            start_new_session=True,
         )
-        return Ended(code=done.returncode, stdout=done.stdout, stderr=done.stderr)
+
+    def doubled(self) -> Fleet:
+        """Return a fleet whose first host is listed twice, the second time under another name."""
+        first = self.hosts[0]
+        again = replace(first, name=f"{first.name}-again")
+        config = self.folder / "ssh_config"
+        config.write_text(_CLIENT.format(**vars(again)) + config.read_text())
+        return replace(self, hosts=(*self.hosts, again))
 
     def _entry(self, host: Host) -> dict[str, object]:
         return {
@@ -412,7 +426,8 @@ def golden(size: int = 10) -> dict[str, object]:
 
 def _host(folder: Path, name: str, address: str, *, kind: str) -> Host:
     root = folder / name
-    site = slim_site(RELEASE, root / "venv/lib/python3.11/site-packages")
+    # With a space: every command of a rollout has to bear one.
+    site = slim_site(RELEASE, root / "a venv/lib/python3.11/site-packages")
     host = Host(
         name=name,
         address=address,

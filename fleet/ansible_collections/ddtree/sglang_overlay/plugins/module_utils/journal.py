@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,18 +65,39 @@ class Journal:
         return found
 
     def open(
-        self, run: str, before: Mapping[str, Any], *, lease: float, take_over: bool
+        self,
+        run: str,
+        before: Mapping[str, Any],
+        *,
+        lease: float,
+        take_over: bool,
+        same: Callable[[], bool] = lambda: True,
     ) -> Mapping[str, Any]:
         """Begin, or go on with what an earlier run left: then what it noted as ``before`` stays.
 
+        ``same`` tells whether the host still is what ``before`` says: from here on no other run
+        can change it, but one may have since it was looked at.
+
         Raises:
-            JournalFault: another run is at work here.
+            JournalFault: another run is at work here, or was since, or nothing can be written.
         """
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with self._locked():
-            found = self.check_free(run, take_over=take_over)
-            kept = found["before"] if found else dict(before)
-            return self._write(run, kept, "begun", lease)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise JournalFault(f"{self.folder} cannot be made: {error}") from error
+        try:
+            with self._locked():
+                found = self.check_free(run, take_over=take_over)
+                if not found and not same():
+                    raise JournalFault(
+                        "the overlay here was changed after it was looked at, by another rollout "
+                        "or by hand: run again"
+                    )
+                kept = found["before"] if found else dict(before)
+                return self._write(run, kept, "begun", lease)
+        except JournalFault:
+            self._drop_folder()
+            raise
 
     def note(self, run: str, phase: str, *, lease: float, **known: Any) -> Mapping[str, Any]:
         """Take down the phase, what is newly ``known`` of before, and renew the lease.
@@ -99,6 +120,10 @@ class Journal:
         with self._locked():
             self._own(run)
             self.path.unlink()
+        self._drop_folder()
+
+    def _drop_folder(self) -> None:
+        """Remove the folder, unless it holds something."""
         with contextlib.suppress(OSError):
             self.folder.rmdir()
 
@@ -120,13 +145,25 @@ class Journal:
             "before": dict(before),
         }
         staged = self.path.with_suffix(".new")
-        staged.write_text(json.dumps(document, indent=1) + "\n")
-        staged.replace(self.path)
+        try:
+            with staged.open("w") as stream:
+                stream.write(json.dumps(document, indent=1) + "\n")
+                stream.flush()
+                # A journal that is empty after a power loss would hide what was there before.
+                os.fsync(stream.fileno())
+            staged.replace(self.path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                staged.unlink()
+            raise JournalFault(f"the journal {self.path} cannot be written: {error}") from error
         return document
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise JournalFault(f"{self.folder} cannot be locked: {error}") from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield

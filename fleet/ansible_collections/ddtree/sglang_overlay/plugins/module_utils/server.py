@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import http.client
 import json
 import math
 import time
@@ -15,6 +16,8 @@ from typing import Any
 _POLL_SECONDS = 0.2
 # The share of the prompts whose answer has to be the recorded one.
 NEEDED = 0.9
+# Fewer prompts than these are no gate.
+LEAST = 10
 
 
 class ServerFault(Exception):
@@ -78,7 +81,7 @@ class Server:
         try:
             with opener.open(request, timeout=self.timeout) as reply:
                 return bytes(reply.read())
-        except (urllib.error.URLError, OSError) as error:
+        except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
             raise ServerFault(f"{self.url}{path}: {error}") from error
 
 
@@ -125,6 +128,27 @@ def check_identity(server: Server, expected: str | None) -> None:
                 f"scheduler {rank} runs {_told(found)}, the disk holds {_told(expected)}: "
                 "the server was not restarted, or runs from another environment"
             )
+
+
+def check_golden(golden: object) -> Mapping[str, Any]:
+    """Return the recorded answers as they are, if they can be a gate.
+
+    Raises:
+        ServerFault: they are not what `record` gives, or too few.
+    """
+    again = "record them with `fleet record`"
+    answers = golden.get("answers") if isinstance(golden, Mapping) else None
+    keys = {"prompt", "text", "output_ids"}
+    if (
+        not isinstance(golden, Mapping)
+        or not isinstance(golden.get("sampling_params"), Mapping)
+        or not isinstance(answers, list)
+        or not all(isinstance(answer, Mapping) and keys <= set(answer) for answer in answers)
+    ):
+        raise ServerFault(f"these are no golden answers: {again}")
+    if len(answers) < LEAST:
+        raise ServerFault(f"{len(answers)} golden answers are no gate, {LEAST} are needed: {again}")
+    return golden
 
 
 def check_answers(server: Server, golden: Mapping[str, Any]) -> str:

@@ -32,6 +32,16 @@ def digest(site: Path) -> str:
     return total.hexdigest()
 
 
+def place(site: Path) -> str:
+    """Return what names this folder on this machine: two names of one host have the same.
+
+    The number of the machine's boot, and the folder's device and inode.
+    """
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    found = site.stat()
+    return f"{boot}:{found.st_dev}:{found.st_ino}"
+
+
 def fingerprint(site: Path) -> str | None:
     """Return the fingerprint of the overlay in ``site`` as a live server states it, or None.
 

@@ -44,8 +44,14 @@ options:
     type: dict
     default: {}
   site:
-    description: With O(action=note), note the digest of this site-packages folder too.
+    description:
+      - With O(action=note), note the digest of this site-packages folder too.
+      - With O(action=open), fail where its overlay is not O(fingerprint) any more.
     type: path
+  fingerprint:
+    description: The fingerprint of the overlay on the disk as it was seen; empty if there was none.
+    type: str
+    default: ""
   lease:
     description: How many seconds the next phase may take.
     type: float
@@ -95,6 +101,7 @@ def main() -> None:
             "phase": {"type": "str", "default": ""},
             "before": {"type": "dict", "default": {}},
             "site": {"type": "path"},
+            "fingerprint": {"type": "str", "default": ""},
             "lease": {"type": "float", "default": 1800},
             "take_over": {"type": "bool", "default": False},
         },
@@ -110,7 +117,14 @@ def main() -> None:
         elif module.check_mode:
             pass
         elif given["action"] == "open":
-            document = kept.open(run, given["before"], lease=lease, take_over=take_over)
+            site, seen = given["site"], given["fingerprint"] or None
+            document = kept.open(
+                run,
+                given["before"],
+                lease=lease,
+                take_over=take_over,
+                same=lambda: not site or tree.fingerprint(Path(site)) == seen,
+            )
         elif given["action"] == "note":
             known = {"digest": tree.digest(Path(given["site"]))} if given["site"] else {}
             document = kept.note(run, given["phase"], lease=lease, **known)

@@ -100,6 +100,10 @@ digest:
   description: One SHA-256 over all of SGLang's and the overlay's files.
   type: str
   returned: always
+place:
+  description: Names the folder on its machine; two names of one host have the same.
+  type: str
+  returned: always
 """
 
 
@@ -140,7 +144,9 @@ def main() -> None:
         if code != 0:
             module.fail_json(msg=bundle.faults(status), **result)
         site = Path(str(status["target"]))
-        result.update(fingerprint=tree.fingerprint(site), digest=tree.digest(site))
+        result.update(
+            fingerprint=tree.fingerprint(site), digest=tree.digest(site), place=tree.place(site)
+        )
         free = bundle.free_bytes(site) >> 20
         if free < given["free_mib"]:
             module.fail_json(

@@ -38,7 +38,9 @@ options:
     type: str
     default: ""
   golden:
-    description: The recorded answers of stock SGLang, as C(fleet record) writes them.
+    description:
+      - The recorded answers of stock SGLang, as C(fleet record) writes them.
+      - With O(wait_for=seen) they are not asked for, and refused where they are no gate.
     type: dict
   api_key:
     description: The server's key, if it asks for one.
@@ -98,6 +100,8 @@ def main() -> None:
         if given["wait_for"] == "idle":
             server.wait_idle(live, limit=given["limit"])
         elif given["wait_for"] == "seen":
+            if given["golden"] is not None:
+                server.check_golden(given["golden"])
             result["ready"] = live.ready()
             result["identities"] = live.identities() if result["ready"] else []
         else:
