@@ -40,7 +40,11 @@ attention backend applies the mask that it is given.
 
 - On **FlashMLA** the overlay verifies trees itself where its adapter runs (see
   [operations](operations.md#who-verifies)). The commit of EAGLE's and NGRAM's trees on pages moves
-  rows; SGLang's MLA pool cannot, and the overlay gives it `move_kv_cache`.
+  rows; SGLang's MLA pool cannot, and the overlay gives it `move_kv_cache`. SGLang accepts such
+  a server with `--attention-backend flashinfer --decode-attention-backend flashmla
+  --speculative-attention-mode decode`; EAGLE's drafter, which has one branch only on FlashMLA and
+  FlashInfer, then needs `--speculative-draft-attention-backend triton`. Both were run so on the
+  CPU, not yet on a GPU.
 
 Which backend verifies: with different prefill and decode backends, the *prefill* backend, unless
 `--speculative-attention-mode decode`. Wrappers are judged by what they run; of a hybrid model with

@@ -1,4 +1,4 @@
-"""EAGLE's trees (topk 2) on the overlay's adapter: plain decoding's tokens, and its cache rows.
+"""EAGLE's and NGRAM's trees on the overlay's adapter: plain decoding's tokens and cache rows.
 
 SGLang commits them on pages by ``MLATokenToKVPool.move_kv_cache``, which the overlay adds.
 """
@@ -253,3 +253,39 @@ def test_trees_on_sglangs_own_masked_kernel(stock: Path, overlay: Path) -> None:
     found = check(stock, launch, SHORT)
     assert found["identity"]["verify_path"] == "stock-mask"
     assert (found["adapter steps"], found[""]["moved"]["target"]) == (0, 0)
+
+
+def decode_ngrams(bed: Any, rounds: list[list[list[int]]], tokens: int) -> dict[str, Any]:
+    """Scene: the workload with NGRAM's trees."""
+    quicken(bed)
+    runner, moved = bed.scheduler.tp_worker.model_runner, 0
+    stock = runner.token_to_kv_pool.move_kv_cache
+
+    def move(targets: torch.Tensor, sources: torch.Tensor) -> None:
+        nonlocal moved
+        moved += int((targets != sources).sum())
+        stock(targets, sources)
+
+    with mock.patch.object(runner.token_to_kv_pool, "move_kv_cache", move):
+        found = run_rounds(bed, rounds, tokens)
+    path = runner.overlay_identity.as_dict()["verify_path"]
+    return found | {"moved": moved, "path": path, "steps": runner.overlay_tree_verify.steps}
+
+
+def test_ngrams_trees_on_flashmla(stock: Path, overlay: Path) -> None:
+    """SGLang takes NGRAM on CUDA only: the bed tells its guards that the CPU is that."""
+    options = (
+        ("decode_attention_backend", "flashmla"),
+        ("speculative_attention_mode", "decode"),
+        ("speculative_algorithm", "NGRAM"),
+        ("speculative_num_draft_tokens", NODES),
+    )
+    launch = Launch(tree=overlay, algorithm="", attention="flashinfer", options=options)
+    plain = generate(Launch(tree=stock).plain(), SHORT)
+    order: dict[str, Any] = {"rounds": SHORT.rounds, "tokens": SHORT.tokens}
+    rows = play(decode_plainly, Launch(tree=stock).plain(), **order).result["rows"]
+    found = play(decode_ngrams, launch, known=plain.known(), **order).result
+    assert tuple(map(tuple, found["tokens"])) == plain.tokens
+    assert distance(found["rows"], rows, SHORT.tokens) < 1e-4
+    assert found["path"] == "flashmla-tree"
+    assert found["moved"] > found["steps"] > 0

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tests.support.engine import adapter, drafts, faults, reference, steps, weights
+from tests.support.engine import adapter, drafts, faults, ngram, reference, steps, weights
 from tests.support.engine.orders import Orders
 from tests.support.engine.record import Record
 
@@ -66,6 +66,7 @@ def _install(orders: Orders) -> None:
     # EAGLE's drafter waits for a GPU when it takes over the target's embeddings.
     torch.cuda.synchronize = _wait_for_nothing
     drafts.install(orders.known, shifted=orders.fault == "wrong-drafts")
+    ngram.install(orders.known)
     steps.install(record)
     adapter.install()
     faults.install(orders.fault)

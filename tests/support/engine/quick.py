@@ -18,7 +18,8 @@ from tests.support.engine.reference import attend
 def quicken(bed: Any) -> None:
     """Let target and drafter of the scheduler in ``bed`` attend by torch from now on."""
     scheduler = bed.scheduler
-    for runner in (scheduler.tp_worker.model_runner, scheduler.draft_worker.draft_model_runner):
+    drafter = getattr(scheduler.draft_worker, "draft_model_runner", None)
+    for runner in filter(None, (scheduler.tp_worker.model_runner, drafter)):
         if hasattr(runner.attn_backend, "extend_attention_fwd"):
             runner.attn_backend.extend_attention_fwd = extend
     from sglang_overlay.attention import adapter

@@ -135,11 +135,25 @@ def move_to_front(path: Path, batch: Any, page_size: int, rows: RowBuffers) -> N
     source = slots.gather(1, path.nodes).masked_fill_(~path.held, _NO_SLOT)
     move_rows(rows, target, source, overlap=True)
     # SGLang's verify looks at the pages up to the width: which of them the path has come to fill.
-    place = torch.arange(path.tree_size, device=slots.device)
-    looked_at = (batch.seq_lens + width + page_size - 1) // page_size * page_size
-    behind = batch.seq_lens[:, None] + place >= looked_at[:, None]
-    batch.token_to_kv_pool_allocator.free(slots[behind])
+    # The host knows the lengths: to ask the device which slots are behind would wait for it.
+    behind = behind_pages(batch.seq_lens_cpu, width, path.tree_size, page_size)
+    if behind.numel():
+        unused = slots.view(-1)[behind.to(slots.device, non_blocking=True)]
+        batch.token_to_kv_pool_allocator.free(unused)
     batch.out_cache_loc = target.view(-1)
+
+
+def behind_pages(
+    prefix_lens: torch.Tensor, width: int, tree_size: int, page_size: int
+) -> torch.Tensor:
+    """Return the places [count] int64 in the flat batch behind the page that holds the width's end.
+
+    ``prefix_lens`` [requests] int is on the CPU, and so is the result. A request's ``tree_size``
+    slots follow its prefix; those up to ``width`` and the rest of their last page are not behind.
+    """
+    looked_at = (prefix_lens + width + page_size - 1) // page_size * page_size
+    place = prefix_lens[:, None] + torch.arange(tree_size)
+    return (place >= looked_at[:, None]).view(-1).nonzero().view(-1)
 
 
 @contextmanager

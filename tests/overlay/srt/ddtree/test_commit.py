@@ -41,6 +41,7 @@ def batch(slots: list[int], seq_lens: tuple[int, int] = (60, 5)) -> Any:
     return SimpleNamespace(
         out_cache_loc=torch.tensor(slots),
         seq_lens=torch.tensor(seq_lens),
+        seq_lens_cpu=torch.tensor(seq_lens),
         token_to_kv_pool_allocator=Allocator(),
         sampling_info=sampling,
         result=("bonus", "lengths", "hidden", [2, 0]),
@@ -98,6 +99,21 @@ def test_on_pages_rows_move_and_whole_pages_behind_the_width_go(ddtree: Any) -> 
     # Order on pages stays: SGLang reads every 64th slot.
     assert own.out_cache_loc.tolist() == [124, 125, 126, 127, 5, 6, 7, 8]
     assert own.token_to_kv_pool_allocator.freed == [128, 129]
+
+
+@pytest.mark.parametrize("page", [4, 64])
+@pytest.mark.parametrize("width", [1, 4, 8])
+def test_what_is_behind_is_in_no_page_of_the_width(ddtree: Any, page: int, width: int) -> None:
+    prefixes = list(range(1, 2 * page + 1))
+    behind = ddtree.commit.behind_pages(torch.tensor(prefixes), width, 9, page)
+    assert behind.dtype is torch.int64
+    expected = [
+        row * 9 + place
+        for row, prefix in enumerate(prefixes)
+        for place in range(9)
+        if (prefix + place) // page > (prefix + width - 1) // page
+    ]
+    assert behind.tolist() == expected
 
 
 @pytest.mark.parametrize("page_size", [1, 64])
