@@ -7,16 +7,17 @@ met once. In between, whatever is hooked must find what it imports.
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from tests.support import used_sites
 from tests.support.bench import APPLY, RELEASE, REVERT, TASKS, Bench, Task
 from tests.support.runs import KILLED, NAMING, Call, Fault
 from tests.support.snapshots import assert_identical, snapshot
-from tests.support.used_sites import lived_in_site
 
 KILL = "signal=KILL"
 ERROR = "error=EIO"
@@ -112,7 +113,7 @@ def test_kill_on_an_editable_install(
 
 def editable_site(folder: Path) -> Path:
     """Return a site-packages folder in ``folder`` with an editable install of ``folder``/source."""
-    site = lived_in_site(RELEASE, folder / "site-packages")
+    site = used_sites.lived_in_site(RELEASE, folder / "site-packages")
     (folder / "source").mkdir()
     (site / "sglang").rename(folder / "source" / "sglang")
     (site / "__editable__.sglang.pth").write_text(f"{folder / 'source'}\n")
@@ -200,14 +201,23 @@ def _kill_undoings(bench: Bench, task: Task, injected: Counter[str], *, every: i
 
 def _kill_at_random(bench: Bench, injected: Counter[str], *, count: int) -> None:
     chance = random.Random(20260512)
-    longest = 0.5
+    longest = {task: _seconds(bench, task) for task in TASKS}
     for number in range(count):
         task = chance.choice(TASKS)
         bench.bring(task.start)
-        after = chance.uniform(0, longest)
+        after = chance.uniform(0, 1.1 * longest[task])
         said = f"after {task.name} killed after {after:.4f} s"
         ended = bench.run(task, kill_after=after)
         assert ended.code in (0, KILLED), f"{said}: {ended.told}"
         bench.assert_importable(said)
-        finish(bench, task, opposite=bool(number % 2), said=said)
         injected["kills at random times"] += ended.code == KILLED
+        injected["of them in a change under way"] += bool(used_sites.leftovers(bench.site))
+        finish(bench, task, opposite=bool(number % 2), said=said)
+
+
+def _seconds(bench: Bench, task: Task) -> float:
+    """Return how long an undisturbed run takes on this machine just now."""
+    bench.bring(task.start)
+    started = time.perf_counter()
+    assert bench.run(task).code == 0
+    return time.perf_counter() - started
