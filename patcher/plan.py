@@ -121,9 +121,14 @@ def check_access(site: Site, plan: Plan) -> None:
         return
     sealed = [str(base) for base in site.bases if os.statvfs(base).f_flag & os.ST_RDONLY]
     if sealed:
-        why = "is on a read-only filesystem"
-        hint = "Remount it, or patch the image when it is built."
-        raise Refused(_one_fault("not-writable", why, sealed, hint))
+        raise Refused(
+            _one_fault(
+                sealed,
+                code="not-writable",
+                message="is on a read-only filesystem",
+                hint="Remount it, or patch the image when it is built.",
+            )
+        )
     parents = {os.path.dirname(change.target): change.target for change in plan.changes}
     closed = [
         folder
@@ -131,10 +136,10 @@ def check_access(site: Site, plan: Plan) -> None:
         if os.path.isdir(folder) and not os.access(folder, os.W_OK | os.X_OK)
     ]
     faults = _one_fault(
-        "not-writable",
-        "cannot be written by this user",
         closed,
-        "Run this as the owner of the tree; patch a read-only image when it is built.",
+        code="not-writable",
+        message="cannot be written by this user",
+        hint="Run this as the owner of the tree; patch a read-only image when it is built.",
     )
     for hindrance in sorted({bounds.obstacle(one) for one in parents.values()} - {""}):
         faults.append(
@@ -147,17 +152,17 @@ def check_access(site: Site, plan: Plan) -> None:
         )
     there = [str(change.target) for change in plan.changes if change.expect is not None]
     faults += _one_fault(
-        "not-writable",
-        "is immutable: not even its owner may replace it",
         [path for path in there if _is_immutable(path)],
-        "Take the attribute away (`chattr -i`), then run this again.",
+        code="not-writable",
+        message="is immutable: not even its owner may replace it",
+        hint="Take the attribute away (`chattr -i`), then run this again.",
     )
     user = os.geteuid()
     faults += _one_fault(
-        "not-owner",
-        "belongs to another user, who would lose it to this one",
         [path for path in there if user not in (0, _owner(path, user))],
-        "Run this as the owner of the tree, or as root.",
+        code="not-owner",
+        message="belongs to another user, who would lose it to this one",
+        hint="Run this as the owner of the tree, or as root.",
     )
     needed = sum(len(change.content or b"") + 4096 for change in plan.changes)
     room = os.statvfs(site.root)
@@ -175,7 +180,7 @@ def check_access(site: Site, plan: Plan) -> None:
         raise Refused(faults)
 
 
-def _one_fault(code: str, message: str, paths: Sequence[str], hint: str) -> list[Fault]:
+def _one_fault(paths: Sequence[str], *, code: str, message: str, hint: str) -> list[Fault]:
     """Return one fault for all ``paths``, naming the others too; none if there are none.
 
     A tree of another user would else take a hundred lines to say so.

@@ -7,16 +7,17 @@ met once. In between, whatever is hooked must find what it imports.
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from tests.support import used_sites
 from tests.support.bench import APPLY, RELEASE, REVERT, TASKS, Bench, Task
 from tests.support.runs import KILLED, NAMING, Call, Fault
 from tests.support.snapshots import assert_identical, snapshot
-from tests.support.used_sites import lived_in_site
 
 KILL = "signal=KILL"
 ERROR = "error=EIO"
@@ -77,12 +78,12 @@ def test_kill_the_undoing_at_every_call(
 
 
 def test_kill_at_random_times(bench: Bench, injected: Counter[str]) -> None:
-    _kill_at_random(bench, injected, count=10)
+    _kill_at_random(bench, injected, count=10, seed=1)
 
 
 @pytest.mark.full
 def test_kill_at_random_times_500(bench: Bench, injected: Counter[str]) -> None:
-    _kill_at_random(bench, injected, count=500)
+    _kill_at_random(bench, injected, count=500, seed=2)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ def test_kill_on_an_editable_install(
 
 def editable_site(folder: Path) -> Path:
     """Return a site-packages folder in ``folder`` with an editable install of ``folder``/source."""
-    site = lived_in_site(RELEASE, folder / "site-packages")
+    site = used_sites.lived_in_site(RELEASE, folder / "site-packages")
     (folder / "source").mkdir()
     (site / "sglang").rename(folder / "source" / "sglang")
     (site / "__editable__.sglang.pth").write_text(f"{folder / 'source'}\n")
@@ -198,16 +199,29 @@ def _kill_undoings(bench: Bench, task: Task, injected: Counter[str], *, every: i
         injected["kills of an undoing"] += 1
 
 
-def _kill_at_random(bench: Bench, injected: Counter[str], *, count: int) -> None:
-    chance = random.Random(20260512)
-    longest = 0.5
-    for number in range(count):
+def _kill_at_random(bench: Bench, injected: Counter[str], *, count: int, seed: int) -> None:
+    """Kill runs at random times until so many kills have met a run that had not ended yet."""
+    chance = random.Random(seed)
+    longest = {task: _seconds(bench, task) for task in TASKS}
+    killed, number = 0, 0
+    while killed < count:
+        number += 1
         task = chance.choice(TASKS)
         bench.bring(task.start)
-        after = chance.uniform(0, longest)
+        after = chance.uniform(0, 1.1 * longest[task])
         said = f"after {task.name} killed after {after:.4f} s"
         ended = bench.run(task, kill_after=after)
         assert ended.code in (0, KILLED), f"{said}: {ended.told}"
         bench.assert_importable(said)
-        finish(bench, task, opposite=bool(number % 2), said=said)
+        killed += ended.code == KILLED
         injected["kills at random times"] += ended.code == KILLED
+        injected["of them in a change under way"] += bool(used_sites.leftovers(bench.site))
+        finish(bench, task, opposite=bool(number % 2), said=said)
+
+
+def _seconds(bench: Bench, task: Task) -> float:
+    """Return how long an undisturbed run takes on this machine just now."""
+    bench.bring(task.start)
+    started = time.perf_counter()
+    assert bench.run(task).code == 0
+    return time.perf_counter() - started
