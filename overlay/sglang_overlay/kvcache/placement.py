@@ -165,13 +165,14 @@ def launch_place(
         spare,
         FROM_TABLE=isinstance(ends, RowEnds),
         PAGE=demand.page_size,
-        ROWS=32,
-        COLUMNS=64,
-        LANES=LANES,
-        WIDE=WIDE,
-        num_warps=8,
+        **tiles(),
     )
     return out
+
+
+def tiles() -> dict[str, int]:
+    """Return how much the kernel looks at at once: of the requests, and of the units."""
+    return {"ROWS": 32, "COLUMNS": 64, "LANES": LANES, "WIDE": WIDE, "num_warps": 8}
 
 
 @functools.lru_cache(maxsize=64)
