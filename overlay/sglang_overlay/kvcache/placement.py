@@ -240,8 +240,10 @@ class _Share:
 
     def take_free(self, first: int, stop: int) -> None:
         """Take the free units below ``stop`` from ``first`` on."""
-        if self.needed:
-            self._take(np.flatnonzero(self._flags[first:stop])[: self.needed] + first)
+        while self.needed and first < stop:
+            end = min(first + max(WIDE, 4 * self.needed), stop)
+            self._take(np.flatnonzero(self._flags[first:end])[: self.needed] + first)
+            first = end
 
     def _take(self, units: Array) -> None:
         self._flags[units] = 0
