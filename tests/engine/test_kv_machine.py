@@ -13,11 +13,11 @@ from tests.support.engine.scene import play
 pytestmark = pytest.mark.engine
 
 
-def random_serving(bed: Any, examples: int) -> dict[str, int]:
+def random_serving(bed: Any, examples: int, page: int) -> dict[str, int]:
     """Scene: the engine of the bed is not used, but what it is made of."""
     from tests.support.kv_machine import examine
 
-    return examine(examples)
+    return examine(examples, page=page)
 
 
 def faulty_serving(bed: Any, examples: int) -> dict[str, str]:
@@ -38,13 +38,18 @@ def faulty_serving(bed: Any, examples: int) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "examples",
-    [pytest.param(60, id="short"), pytest.param(2000, id="long", marks=pytest.mark.full)],
+    ("examples", "page"),
+    [
+        pytest.param(60, 0, id="short"),
+        # 2,000 in all, in two halves: a scene may take ten minutes.
+        pytest.param(1000, 1, id="long, pages of 1", marks=pytest.mark.full),
+        pytest.param(1000, 4, id="long, pages of 4", marks=pytest.mark.full),
+    ],
 )
 def test_no_slot_is_lost_and_every_token_reads_what_was_written(
-    overlay: Path, examples: int
+    overlay: Path, examples: int, page: int
 ) -> None:
-    happened = play(random_serving, Launch(tree=overlay), examples=examples).result
+    happened = play(random_serving, Launch(tree=overlay), examples=examples, page=page).result
     # Histories in which nothing was moved or taken back would prove nothing.
     assert {name: count for name, count in happened.items() if not count} == {}
 

@@ -291,7 +291,7 @@ def test_two_ranks_move_the_same_tokens_to_the_same_slots(overlay: Path, stock: 
     first, second = passes.values()
     assert first == second, passes
     assert [what.rsplit(maxsplit=2)[0] for what in first[:5]] == list(PASSES[:5])
-    assert sum(int(what.split()[-2]) for what in first) > 256
+    assert sum(int(what.split()[-2]) for what in first) >= 256
     assert len(set(first)) > 3
 
 

@@ -24,6 +24,8 @@ from sglang_overlay.attention.kernels.split_prefix import split_prefix_kernel
 from sglang_overlay.attention.kernels.split_prefix_hopper import split_prefix_hopper_kernel
 from sglang_overlay.attention.kernels.split_prefix_mma import split_prefix_mma_kernel
 from sglang_overlay.attention.kernels.tree_merge import tree_merge_kernel
+from sglang_overlay.kvcache.kernels.place_units import place_units_kernel
+from sglang_overlay.kvcache.placement import tiles
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import MockTensor
@@ -164,6 +166,24 @@ def compile_split_prefix(
     return resources(_finished(split_prefix_kernel.warmup(*tensors, *scalars, **sizes, **tiles)))
 
 
+def compile_place_units(capability: int, *, from_table: bool, page: int) -> dict[str, int]:
+    """Compile what places a batch whose last slots stand in SGLang's table, or in a list."""
+    driver.set_active(NamedDriver(capability))
+    number = MockTensor(torch.int64)
+    compiled = place_units_kernel.warmup(
+        MockTensor(torch.uint8),
+        MockTensor(torch.int32) if from_table else number,
+        *(number,) * 7,
+        8192 if from_table else 0,
+        *(7, 1000, 256, 1024, 99, 5),
+        FROM_TABLE=from_table,
+        PAGE=page,
+        **tiles(),
+        grid=(1,),
+    )
+    return resources(_finished(compiled))
+
+
 def _finished(compiled: Any) -> Any:
     return compiled.result() if hasattr(compiled, "result") else compiled
 
@@ -171,6 +191,7 @@ def _finished(compiled: Any) -> Any:
 KERNELS: dict[str, Callable[..., dict[str, Any]]] = {
     "tree_merge": compile_tree_merge,
     "split_prefix": compile_split_prefix,
+    "place_units": compile_place_units,
 }
 
 

@@ -3,6 +3,7 @@
 - `metrics`    what a layout is like
 - `pool_map`   a pool as a picture
 - `levels`     how far the overlay goes on a server
+- `free_map`   which units are free
 - `placement`  which free units new tokens get
 - `planner`    which cached pieces to move where
 - `rows`       the buffers of a pool, as rows that can be moved

@@ -165,13 +165,14 @@ def launch_place(
         spare,
         FROM_TABLE=isinstance(ends, RowEnds),
         PAGE=demand.page_size,
-        ROWS=32,
-        COLUMNS=64,
-        LANES=LANES,
-        WIDE=WIDE,
-        num_warps=8,
+        **tiles(),
     )
     return out
+
+
+def tiles() -> dict[str, int]:
+    """Return how much the kernel looks at at once: of the requests, and of the units."""
+    return {"ROWS": 32, "COLUMNS": 64, "LANES": LANES, "WIDE": WIDE, "num_warps": 8}
 
 
 @functools.lru_cache(maxsize=64)
@@ -239,8 +240,10 @@ class _Share:
 
     def take_free(self, first: int, stop: int) -> None:
         """Take the free units below ``stop`` from ``first`` on."""
-        if self.needed:
-            self._take(np.flatnonzero(self._flags[first:stop])[: self.needed] + first)
+        while self.needed and first < stop:
+            end = min(first + max(WIDE, 4 * self.needed), stop)
+            self._take(np.flatnonzero(self._flags[first:end])[: self.needed] + first)
+            first = end
 
     def _take(self, units: Array) -> None:
         self._flags[units] = 0

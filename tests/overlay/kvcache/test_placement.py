@@ -230,7 +230,7 @@ def test_whatever_is_asked_is_served_from_what_is_free(
         assert all(b == a + 1 for a, b in pairwise(fresh[0]))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(demands(), demands(), st.integers(0, 12), st.integers(0, 9))
 def test_the_kernel_takes_what_the_host_takes(
     case: tuple[list[int], list[int], list[int]],

@@ -1,0 +1,72 @@
+"""Placement on the GPU: what the kernel takes is what the host takes, without a synchronisation."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from sglang_overlay.kvcache.free_map import FreeMap
+from sglang_overlay.kvcache.placement import Demand, RowEnds, Runs, longest_runs, place
+
+pytestmark = pytest.mark.gpu
+
+
+def maps(chance: random.Random, units: int, share: float) -> tuple[FreeMap, FreeMap]:
+    """Return the same map on the CPU and on the GPU, with runs of taken units in it."""
+    generator = torch.Generator().manual_seed(chance.randrange(1 << 30))
+    length = chance.choice([1, 7, 90, 3000])
+    coarse = torch.rand(-(-units // length), generator=generator) < share
+    taken = coarse.repeat_interleave(length)[:units].nonzero().flatten() + 1
+    both = FreeMap(units, "cpu"), FreeMap(units, "cuda")
+    for each in both:
+        each.take(taken.to(each.flags.device))
+    return both
+
+
+def ends(chance: random.Random, free: FreeMap, requests: int) -> RowEnds:
+    """Return last slots of ``requests``, taken ones, some twice, some none."""
+    taken = (free.flags[1:-1] == 0).nonzero().flatten() + 1
+    picked = [int(taken[chance.randrange(len(taken))]) for _ in range(requests)]
+    table = torch.full((requests, 3), -1, dtype=torch.int32)
+    table[:, 1] = torch.tensor([chance.choice([end, end, picked[0], -1]) for end in picked])
+    lengths = torch.full((requests,), 2, dtype=torch.int64)
+    return RowEnds(table=table, rows=torch.arange(requests), lengths=lengths)
+
+
+def on_gpu(found: RowEnds) -> RowEnds:
+    return RowEnds(table=found.table.cuda(), rows=found.rows.cuda(), lengths=found.lengths.cuda())
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_kernel_takes_what_the_host_takes(seed: int) -> None:
+    chance = random.Random(seed)
+    units = chance.choice([500, 70_000, 1_000_000])
+    host, gpu = maps(chance, units, share=chance.choice([0.3, 0.9, 0.99]))
+    stale = chance.random() < 0.3
+    runs, gpu_runs = longest_runs(host), longest_runs(gpu)
+    assert torch.equal(runs.starts, gpu_runs.starts.cpu())
+    assert torch.equal(runs.lengths, gpu_runs.lengths.cpu())
+    if stale:
+        runs = Runs(starts=runs.starts.roll(3), lengths=runs.lengths.roll(1))
+        gpu_runs = Runs(starts=runs.starts.cuda(), lengths=runs.lengths.cuda())
+    requests = chance.choice([1, 8, 33, 256])
+    most = max(host.count // (2 * requests), 0)
+    counts = [chance.randint(0, min(most, chance.choice([2, 16, 5000]))) for _ in range(requests)]
+    last, spare = ends(chance, host, requests), min(host.count // 4, 512)
+    torch.cuda.synchronize()
+    moved, warmed = on_gpu(last), Demand(last=on_gpu(last), counts=[0] * requests)
+    place(gpu.copy(), warmed, gpu_runs, headroom=64)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        got = place(gpu, Demand(last=moved, counts=counts), gpu_runs, headroom=64, spare=spare)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    want = place(host, Demand(last=last, counts=counts), runs, headroom=64, spare=spare)
+    assert torch.equal(got.cpu(), want)
+    assert torch.equal(gpu.flags.cpu(), host.flags)
+    assert gpu.count == host.count
+    if spare:
+        assert gpu.spare is not None
+        assert host.spare is not None
+        assert torch.equal(gpu.spare.cpu(), host.spare)

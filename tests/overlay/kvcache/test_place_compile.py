@@ -1,0 +1,21 @@
+"""What the placement kernel needs on the GPUs it runs on, compiled here without one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.compilation import SHARED_LIMIT, compiled
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("capability", [80, 90, 120])
+def test_it_compiles_without_spilling(capability: int, tmp_path: Path) -> None:
+    cases = [
+        {"kernel": "place_units", "from_table": from_table, "page": 1}
+        for from_table in (True, False)
+    ]
+    for needs in compiled("gpu_compile", capability, cases, tmp_path):
+        assert needs["stack"] == 0, needs
+        assert needs["shared"] <= SHARED_LIMIT[capability], needs
