@@ -1,19 +1,20 @@
 """The split kernel for GPUs without wgmma, in Gluon: mma.sync, within 101,376 B of shared memory.
 
-Compiled for sm_80 to sm_120 and emulated on a CPU. It has not run on a GPU yet, so none gets it
-unless asked for by `split_config.MMA`.
+Compiled for sm_80 to sm_120, and checked on a CPU, source and PTX. It has not run on a GPU yet, so
+none gets it unless asked for by `split_config.MMA`.
 
-Shared memory gives 128 B per clock, and a key meets 64 rows. Bytes per key: 1,152 copied in; 2,304
-of keys, read by two halves of the rows; 2,048 of shares of the scores, written and read; 1,152 of
-weights, written once and read by eight warps; 1,024 of values, read once. That is 60 clocks. The
-products, 64 × 1,088, take 68 at the 1,024 per clock of mma.sync on sm_80 (about as many on sm_90)
-and 136 at the 512 of sm_89 and sm_120. So tensor cores bound it, closely followed by shared memory
-on sm_80 and sm_90; on sm_120 memory does below 64 rows.
+What a tile of 16 keys takes for 64 rows: shared memory serves 128 B per clock, in 1,032 accesses,
+none in conflict: 144 for the copies, 288 for keys (read by two halves of the rows), 128 for values
+(read once), 256 for shares of the scores, written and read, 144 for weights, written once and read
+by eight warps, 72 for factors of the scaling. The products, 64 × 16 × 1,088, take 1,088 clocks at
+the 1,024 per clock that mma.sync does on sm_80 (about as many on sm_90), and 2,176 at the 512 of
+sm_89 and sm_120. So tensor cores bound it, with shared memory close behind on sm_80 and sm_90; on
+sm_120, where a multiprocessor gets about 4 B per clock from memory, that binds up to 128 rows.
 
 Hence the shape: each warp keeps its part of the queries in registers (72 a thread, beside 128 of
-outputs), or they alone would be read again for 36 clocks a key. For that the 576 columns are split
-among four groups of warps, whose shares are added in shared memory. For the outputs, the columns of
-the values are split among the eight warps, so each value is read once.
+outputs); read from shared memory for each tile, they alone would take 576 clocks more. For that the
+576 columns are split among four groups of warps, whose shares are added in shared memory. For the
+outputs, the columns of the values are split among the eight warps, so each value is read once.
 """
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
 
@@ -47,7 +48,11 @@ ROPE_ROWS = gl.constexpr(gl.SliceLayout(0, gl.SliceLayout(2, ROPE_COPY)))
 # Layouts of shared memory, without bank conflicts; those of one group are views of the others.
 WIDE = gl.constexpr(gl.SwizzledSharedLayout(8, 1, 8, [2, 1, 0]))
 WIDE_OF_GROUP = gl.constexpr(gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
-NARROW = gl.constexpr(gl.SwizzledSharedLayout(8, 4, 2, [2, 1, 0]))
+# The rope columns of a row lie together, and the place of eight of them depends on the row.
+_NARROW = [[0, 0, 1], [0, 0, 2], [0, 0, 4], [0, 0, 8], [1, 0, 0], [2, 0, 0]]
+_NARROW += [[0, 1, 8], [1, 2, 0], [2, 4, 0], [0, 8, 0]]
+NARROW = gl.constexpr(gl.SharedLinearLayout(_NARROW))
+QUERY_NARROW = gl.constexpr(gl.SharedLinearLayout(_NARROW + [[0, 16, 0], [0, 32, 0]]))
 WEIGHTS = gl.constexpr(gl.SwizzledSharedLayout(8, 4, 2, [1, 0]))
 SUMS = gl.constexpr(gl.SwizzledSharedLayout(8, 2, 2, [2, 1, 0]))
 SUMS_OF_GROUP = gl.constexpr(gl.SwizzledSharedLayout(8, 2, 2, [1, 0]))
@@ -151,7 +156,7 @@ def split_prefix_mma_kernel(
         q_row += (row % HEADS).to(gl.int64) * query_head
         # These two are dead before the tiles come, which then take their place.
         staged = gl.allocate_shared_memory(dtype, [GROUPS, ROWS, CHUNK], WIDE)
-        staged_rope = gl.allocate_shared_memory(dtype, [GROUPS, ROWS, ROPE_CHUNK], NARROW)
+        staged_rope = gl.allocate_shared_memory(dtype, [GROUPS, ROWS, ROPE_CHUNK], QUERY_NARROW)
         copy_rows(staged, staged_rope, query, q_row)
         async_copy.commit_group()
         page0 = find_pages(table, start, length, PAGE)
