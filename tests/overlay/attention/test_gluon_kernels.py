@@ -88,6 +88,17 @@ def test_bf16(module: str, config: SplitConfig, monkeypatch: pytest.MonkeyPatch)
     assert_close(lse, want_lse, absolute=2e-5, relative=2e-6, cosine=1e-10)
 
 
+def test_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries of bf16 and rows of fp8, whose products meet as float16."""
+    emulate(monkeypatch, "split_prefix_mma", ORDERS[0])
+    dtypes = {"dtype": torch.bfloat16, "cache_dtype": torch.float8_e4m3fn}
+    case = make_case([300, 70], ["chain"] * 2, 9, 8, cache_scale=0.5, **dtypes)
+    out, lse, _ = attend(case, MMA, 64)
+    want, want_lse = expected(case)
+    assert_close(out, want, absolute=2e-2, relative=4e-3, cosine=1e-5)
+    assert_close(lse, want_lse, absolute=2e-5, relative=2e-6, cosine=1e-10)
+
+
 @pytest.mark.parametrize(("module", "config"), KERNELS)
 def test_the_whole_adapter(
     module: str, config: SplitConfig, monkeypatch: pytest.MonkeyPatch
@@ -150,7 +161,7 @@ FAULTS = {
         ("total = total * fade +", "total = total +"),
         ("v.index(1)", "v.index(2)"),
         ("coming.slice(HALF, HALF, 2)", "coming.slice(0, HALF, 2)"),
-        ("group[:, None, None] * ROPE_CHUNK", "group[:, None, None] * CHUNK"),
+        ("group[:, None, None] * count", "group[:, None, None] * CHUNK"),
         ("row // HEADS", "row // (HEADS + 1)"),
     ],
 }
