@@ -283,9 +283,11 @@ class Block:
             high, low = (_E4M3[part].view(np.uint16) for part in (both >> 8, both & 0xFF))
             self.put(operands[0], high.astype(np.uint32) << 16 | low, live)
             return
-        if marks == ["bf16", "f16"]:
-            wide = self.registers[operands[1]].view(np.float16).astype(np.float32)
-            self.put(operands[0], _to_bf16(wide).astype(np.uint16), live)
+        if marks == ["f32", "f16"] or marks[-2:] in (["bf16", "f16"], ["bf16", "f32"]):
+            kind = np.float16 if marks[-1] == "f16" else np.float32
+            wide = self.registers[operands[1]].view(kind).astype(np.float32)
+            result = wide if marks[0] == "f32" else _to_bf16(wide).astype(np.uint16)
+            self.put(operands[0], result, live)
             return
         if marks[1] in ("bf16x2", "f16x2"):
             narrow = _to_bf16 if marks[1] == "bf16x2" else _to_f16
