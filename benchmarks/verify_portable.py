@@ -7,8 +7,8 @@ Per shape, one layer's attention of a verify step with a random tree:
 - ``portable``  the portable engine as this GPU gets it, pages of 64, then the tree kernel
 - ``slots``     the same with pages of 1, every row at a random place
 - ``safe``      the portable engine with the tiles that sm_120 gets, compiled for this GPU
-- ``mma``       the portable engine with the kernel that may replace these tiles (bf16 alone), and
-  ``mma_slots`` with pages of 1
+- ``mma``       the portable engine with the kernel that may replace these tiles, and ``mma_slots``
+  with pages of 1
 - ``stock``     SGLang's Triton verify kernel under the same tree's FULL_MASK, and ``stock_slots``
   with pages of 1
 - ``floor``     max(bytes / measured copy bandwidth, flops / 790 TFLOP/s)
@@ -195,10 +195,9 @@ def measure(
         "portable": ways.portable(),
         "slots": ways.portable(scattered=True),
         "safe": ways.portable(safe),
+        "mma": ways.portable(MMA),
+        "mma_slots": ways.portable(MMA, scattered=True),
     }
-    if not case.fp8:
-        calls["mma"] = ways.portable(MMA)
-        calls["mma_slots"] = ways.portable(MMA, scattered=True)
     if sweep:
         calls |= {name_of(config): ways.portable(config) for config in TRIED}
     row: dict[str, Any] = dict(zip(("requests", "context", "heads", "nodes"), shape, strict=True))

@@ -29,12 +29,13 @@ from triton.experimental.gluon._runtime import GluonJITFunction
 from triton.experimental.gluon.language.nvidia import ampere, hopper
 
 NAN = float("nan")
-# Gluon's types and torch's have the same names, but for torch.bool.
+# Most of Gluon's types and torch's have the same names.
 _OF_TORCH = {
     dtype: getattr(gl, name)
     for name in ("bfloat16", "float16", "float32", "int32", "int64")
     for dtype in [getattr(torch, name)]
 }
+_OF_TORCH[torch.float8_e4m3fn] = gl.float8e4nv
 _TO_TORCH = {str(ours): dtype for dtype, ours in _OF_TORCH.items()}
 
 
@@ -294,7 +295,7 @@ class Emulation:
             self.program.landed.append(target)
 
         if self.order.late_copies:
-            target.data[live] = NAN
+            target.data[live] = torch.full_like(values, NAN)[live]
             self.program.uncommitted.append(land)
         else:
             land()

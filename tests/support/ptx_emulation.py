@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 Lanes = np.ndarray[Any, Any]
 Copy = tuple[Lanes, Lanes, Lanes]  # indices, bytes and warps of what is under way
@@ -23,7 +24,11 @@ _LINE = re.compile(r"(?:@(!?)(%p\d+)\s+)?([a-z][\w.:]*)\s*(.*);$")
 _OPERAND = re.compile(r"\[[^\]]*\]|[^\s,{}]+")
 _WARP = 32
 _GAP = 256
+_E4M3 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).half().numpy()
 _TYPES = {
+    "b8": np.uint8,
+    "b16": np.uint16,
+    "u16": np.uint16,
     "f32": np.float32,
     "s32": np.int32,
     "u32": np.uint32,
@@ -54,7 +59,6 @@ _ALU: dict[str, Callable[..., Lanes]] = {
     "div": np.divide,
     "fma": lambda a, b, c: (a.astype(np.float64) * b + c).astype(np.float32),
     "ex2": np.exp2,
-    "mov": lambda a: a,
     "not": np.invert,
     "neg": np.negative,
 }
@@ -274,12 +278,35 @@ class Block:
         self.put(target, (lanes << left) >> (size - int(length)), live)
 
     def _do_cvt(self, marks: list[str], operands: list[str], live: Lanes) -> None:
-        if "bf16x2" in marks:
-            high, low = (_to_bf16(self.value(source, "f32")) for source in operands[1:])
+        if marks == ["rn", "f16x2", "e4m3x2"]:
+            both = self.value(operands[1], "b16")
+            high, low = (_E4M3[part].view(np.uint16) for part in (both >> 8, both & 0xFF))
+            self.put(operands[0], high.astype(np.uint32) << 16 | low, live)
+            return
+        if marks == ["f32", "f16"] or marks[-2:] in (["bf16", "f16"], ["bf16", "f32"]):
+            kind = np.float16 if marks[-1] == "f16" else np.float32
+            wide = self.registers[operands[1]].view(kind).astype(np.float32)
+            result = wide if marks[0] == "f32" else _to_bf16(wide).astype(np.uint16)
+            self.put(operands[0], result, live)
+            return
+        if marks[1] in ("bf16x2", "f16x2"):
+            narrow = _to_bf16 if marks[1] == "bf16x2" else _to_f16
+            high, low = (narrow(self.value(source, "f32")) for source in operands[1:])
             self.put(operands[0], high << 16 | low, live)
             return
         lanes = self.value(operands[1], marks[-1])
         self.put(operands[0], lanes.astype(_TYPES[marks[-2]]), live)
+
+    def _do_mov(self, marks: list[str], operands: list[str], live: Lanes) -> None:
+        if len(operands) == 2:
+            self.put(operands[0], self.value(operands[1], marks[-1]), live)
+        elif operands[0].startswith("%r") and not operands[0].startswith("%rs"):
+            low, high = (self.registers[half].astype(np.uint32) for half in operands[1:])
+            self.put(operands[0], high << 16 | low, live)
+        else:
+            both = self.registers[operands[2]]
+            for half, lanes in zip(operands[:2], (both & 0xFFFF, both >> 16), strict=True):
+                self.put(half, lanes.astype(np.uint16), live)
 
     def _do_ld(self, marks: list[str], operands: list[str], live: Lanes) -> None:
         *targets, source = operands
@@ -297,7 +324,9 @@ class Block:
         else:
             bytes_[live] = self.memory.bytes[self.memory.spots(address, bytes_.shape[1])]
         for target, lanes in zip(targets, bytes_.view(f"u{width}").T, strict=True):
-            self.put(target, np.ascontiguousarray(lanes), live)
+            # No register holds 8 bits.
+            wide = lanes.astype(np.uint16) if width == 1 else np.ascontiguousarray(lanes)
+            self.put(target, wide, live)
 
     def _do_st(self, marks: list[str], operands: list[str], live: Lanes) -> None:
         target, *sources = operands
@@ -356,8 +385,8 @@ class Block:
         flat = [kind for group in kinds for kind in group]
         lanes = [self.value(o, k) for o, k in zip(operands[4:], flat[4:], strict=True)]
         a, b, c = lanes[:4], lanes[4:6], lanes[6:]
-        left = _blocks([_pairs(part) for part in a], 2)  # [warps, 16, 16]
-        right = _blocks([_pairs(part) for part in b], 1)  # [warps, 8, 16]
+        left = _blocks([_pairs(part, marks[-2]) for part in a], 2)  # [warps, 16, 16]
+        right = _blocks([_pairs(part, marks[-2]) for part in b], 1)  # [warps, 8, 16]
         before = np.concatenate(
             [np.stack(c[i : i + 2], axis=1).reshape(-1, 8, 8) for i in (0, 2)], axis=1
         )
@@ -373,8 +402,14 @@ def _to_bf16(lanes: Lanes) -> Lanes:
     return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
 
 
-def _pairs(lanes: Lanes) -> Lanes:
-    """Return the two bf16 numbers of each register of a fragment, [warps, 8, 8] float32."""
+def _to_f16(lanes: Lanes) -> Lanes:
+    return lanes.astype(np.float16).view(np.uint16).astype(np.uint32)
+
+
+def _pairs(lanes: Lanes, kind: str) -> Lanes:
+    """Return the two numbers of each register of a fragment, [warps, 8, 8] float32."""
+    if kind == "f16":
+        return lanes.view(np.float16).astype(np.float32).reshape(-1, 8, 8)
     both = np.stack([lanes << 16, lanes & 0xFFFF0000], axis=1).astype(np.uint32)
     return both.view(np.float32).reshape(-1, 8, 8)
 
@@ -399,7 +434,10 @@ class Program:
             stripped = line.split("//")[0].strip()
             if re.fullmatch(r"\$L__BB\w+:", stripped):
                 self.labels[stripped[:-1]] = len(self.steps)
-            elif match := _LINE.match(stripped):
+            for statement in re.findall(r"[^;]+;", stripped.removeprefix("{")):
+                match = _LINE.match(statement.strip())
+                if match is None:
+                    continue
                 negated, guard, name, rest = match.groups()
                 self.steps.append(
                     Instruction(

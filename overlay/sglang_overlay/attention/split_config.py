@@ -52,7 +52,7 @@ SAFE = SplitConfig(rows=32, tile=32, warps=4, stages=2)
 # Converting from fp8 takes registers, and loads two tiles ahead would spill.
 SAFE_FP8 = SplitConfig(rows=64, tile=16, warps=8, stages=1)
 WGMMA = SplitConfig(rows=64, tile=64, warps=8, stages=2, kernel="wgmma")
-# For SAFE's GPUs, bf16 alone. It never ran on one, so no GPU is given it.
+# For the GPUs of SAFE and SAFE_FP8. It never ran on one, so no GPU is given it.
 MMA = SplitConfig(rows=64, tile=16, warps=8, stages=4, least_tiles=8, kernel="mma")
 
 

@@ -96,14 +96,18 @@ def test_the_split_kernel_fits_without_spilling(capability: int, tmp_path: Path)
 
 def check_mma(capability: int, pages: tuple[int, ...], tmp_path: Path) -> None:
     """See that the kernel fits sm_120 wherever it is compiled for, as its docstring counts."""
-    cases = [split_case(capability, page=page, fp8=False, config=MMA) for page in pages]
+    dtypes = (False, True) if capability >= 89 else (False,)
+    cases = [
+        split_case(capability, page=page, fp8=fp8, config=MMA) for page in pages for fp8 in dtypes
+    ]
     for case, needs in needed(capability, cases, tmp_path):
         assert needs["shared"] <= SHARED_LIMIT[120], (case, needs)
         assert needs["stack"] == 0, (case, needs)
         # Products of five tiles' scores and four tiles' outputs, for 68 a tile and warp.
         assert needs["mma"] == 5 * 36 + 4 * 32
-        # 17 for a tile: 9 of keys, 4 of values, 4 of weights. The queries are loaded once.
-        assert needs["ldmatrix"] == 5 * 9 + 4 * 8 + 18
+        # 17 for a tile: 9 of keys, 4 of values, 4 of weights. The queries are loaded once. In fp8
+        # half as many bring the keys, and none the values or the queries.
+        assert needs["ldmatrix"] == (5 * 5 + 4 * 4 if case["fp8"] else 5 * 9 + 4 * 8 + 18)
 
 
 def test_the_mma_kernel_fits_sm_120_without_spilling(tmp_path: Path) -> None:

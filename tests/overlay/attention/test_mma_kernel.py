@@ -20,9 +20,16 @@ from tests.support.verify_case import VerifyCase, make_case
 NODES, HEADS = 9, 8
 
 
-def compile_for(capability: int, page: int, folder: Path) -> dict[str, Any]:
+def compile_for(capability: int, page: int, folder: Path, *, fp8: bool = False) -> dict[str, Any]:
     """Return the kernel's PTX and its shared memory, for 9 nodes × 8 heads."""
-    case = {"kernel": "split_prefix", "kind": "mma", "nodes": NODES, "heads": HEADS, "page": page}
+    case = {
+        "kernel": "split_prefix",
+        "kind": "mma",
+        "nodes": NODES,
+        "heads": HEADS,
+        "page": page,
+        "fp8": fp8,
+    }
     tiles = {"rows": MMA.rows, "tile": MMA.tile, "warps": MMA.warps, "stages": MMA.stages}
     needs: dict[str, Any] = compiled(
         "gpu_compile", capability, [case | tiles | {"ptx": True}], folder
@@ -45,10 +52,15 @@ class Launcher:
         def launch(*arguments: Any, **_: Any) -> None:
             tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
             scalars = [a for a in arguments if not isinstance(a, torch.Tensor)]
-            bits = [t.view(torch.int16) if t.dtype is torch.bfloat16 else t for t in tensors]
-            self._program.launch(grid, [t.numpy() for t in bits], scalars)
+            self._program.launch(grid, [_bits(tensor).numpy() for tensor in tensors], scalars)
 
         return launch
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view of what numpy has no type for."""
+    size = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8}
+    return tensor.view(size.get(tensor.dtype, tensor.dtype))
 
 
 def check(case: VerifyCase, text: str, shared: int, page: int) -> None:
@@ -60,9 +72,16 @@ def check(case: VerifyCase, text: str, shared: int, page: int) -> None:
     assert_close(lse, want_lse, absolute=2e-5, relative=2e-6, cosine=1e-10)
 
 
-def ragged(page: int) -> VerifyCase:
-    prefixes = [200, 1, 16, 65]
-    return make_case(prefixes, ["chain"] * 4, NODES, HEADS, dtype=torch.bfloat16, page_size=page)
+def ragged(page: int, *, fp8: bool = False) -> VerifyCase:
+    return make_case(
+        [200, 1, 16, 65],
+        ["chain"] * 4,
+        NODES,
+        HEADS,
+        dtype=torch.bfloat16,
+        cache_dtype=torch.float8_e4m3fn if fp8 else None,
+        page_size=page,
+    )
 
 
 def test_ragged_requests(on_sm_120: dict[str, Any]) -> None:
@@ -74,12 +93,18 @@ def test_a_maximum_that_rises(on_sm_120: dict[str, Any]) -> None:
     check(case, on_sm_120["ptx"], on_sm_120["shared"], 1)
 
 
+def test_fp8(tmp_path: Path) -> None:
+    needs = compile_for(120, 64, tmp_path, fp8=True)
+    check(ragged(64, fp8=True), needs["ptx"], needs["shared"], 64)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("page", [1, 64])
 @pytest.mark.parametrize("capability", [80, 89, 90, 120])
 def test_every_gpus_code(capability: int, page: int, tmp_path: Path) -> None:
-    needs = compile_for(capability, page, tmp_path)
-    check(ragged(page), needs["ptx"], needs["shared"], page)
+    for fp8 in (False, True) if capability >= 89 else (False,):
+        needs = compile_for(capability, page, tmp_path, fp8=fp8)
+        check(ragged(page, fp8=fp8), needs["ptx"], needs["shared"], page)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 from sglang_overlay.attention.adapter import VerifyAdapter
 from sglang_overlay.attention.plan import PlanSizes, VerifyPlan
 from sglang_overlay.attention.portable import PortableEngine
-from sglang_overlay.attention.split_config import MMA, SAFE, SplitConfig
+from sglang_overlay.attention.split_config import MMA, SAFE, SAFE_FP8, SplitConfig
 
 from tests.support.closeness import assert_close
 from tests.support.verify_case import SCALE, VerifyCase, make_case
@@ -27,7 +27,7 @@ def adapter_for(
         max_requests=requests,
         rows=nodes * heads,
         max_context=context,
-        cache_dtype=torch.bfloat16,
+        cache_dtype=case.cache.dtype,
         device="cuda",
         config=config,
     )
@@ -43,6 +43,7 @@ def check(
     config: SplitConfig | None,
     *,
     rising: bool = False,
+    cache_dtype: torch.dtype = torch.bfloat16,
 ) -> None:
     """Run a step; with ``rising``, the scores of the first request grow along its prefix."""
     case = make_case(
@@ -52,6 +53,7 @@ def check(
         heads,
         seed=nodes,
         dtype=torch.bfloat16,
+        cache_dtype=cache_dtype,
         page_size=page,
         device="cuda",
     )
@@ -87,3 +89,9 @@ def test_a_long_prefix(page: int, config: SplitConfig | None) -> None:
 @CONFIGS
 def test_a_maximum_that_rises(config: SplitConfig | None) -> None:
     check([3000], 4, 2, 1, config, rising=True)
+
+
+@PAGES
+@pytest.mark.parametrize("config", [None, SAFE_FP8, MMA], ids=["own", "safe", "mma"])
+def test_fp8(config: SplitConfig | None, page: int) -> None:
+    check([0, 1, 17, 64, 5000], 9, 8, page, config, cache_dtype=torch.float8_e4m3fn)

@@ -1,19 +1,23 @@
 """The split kernel for GPUs without wgmma, in Gluon: mma.sync, within 101,376 B of shared memory.
 
-Compiled for sm_80 to sm_120 and emulated on a CPU. It has not run on a GPU yet, so none gets it
-unless asked for by `split_config.MMA`.
+Compiled for sm_80 to sm_120, and checked on a CPU, source and PTX. It has not run on a GPU yet, so
+none gets it unless asked for by `split_config.MMA`.
 
-Shared memory gives 128 B per clock, and a key meets 64 rows. Bytes per key: 1,152 copied in; 2,304
-of keys, read by two halves of the rows; 2,048 of shares of the scores, written and read; 1,152 of
-weights, written once and read by eight warps; 1,024 of values, read once. That is 60 clocks. The
-products, 64 × 1,088, take 68 at the 1,024 per clock of mma.sync on sm_80 (about as many on sm_90)
-and 136 at the 512 of sm_89 and sm_120. So tensor cores bound it, closely followed by shared memory
-on sm_80 and sm_90; on sm_120 memory does below 64 rows.
+What a tile of 16 keys takes for 64 rows: shared memory serves 128 B per clock, in 1,032 accesses,
+none in conflict: 144 for the copies, 288 for keys (read by two halves of the rows), 128 for values
+(read once), 256 for shares of the scores, written and read, 144 for weights, written once and read
+by eight warps, 72 for factors of the scaling. The products, 64 × 16 × 1,088, take 1,088 clocks at
+the 1,024 per clock that mma.sync does on sm_80 (about as many on sm_90), and 2,176 at the 512 of
+sm_89 and sm_120. So tensor cores bound it, with shared memory close behind on sm_80 and sm_90; on
+sm_120, where a multiprocessor gets about 4 B per clock from memory, that binds up to 128 rows.
 
 Hence the shape: each warp keeps its part of the queries in registers (72 a thread, beside 128 of
-outputs), or they alone would be read again for 36 clocks a key. For that the 576 columns are split
-among four groups of warps, whose shares are added in shared memory. For the outputs, the columns of
-the values are split among the eight warps, so each value is read once.
+outputs); read from shared memory for each tile, they alone would take 576 clocks more. For that the
+576 columns are split among four groups of warps, whose shares are added in shared memory. For the
+outputs, the columns of the values are split among the eight warps, so each value is read once.
+
+An fp8 cache is copied and kept as it is, and converted by the warps that read it. Its values, byte
+by byte, take more loads than those of bf16, which ldmatrix transposes.
 """
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
 
@@ -42,12 +46,23 @@ OUTPUT_ROWS = gl.constexpr(gl.SliceLayout(1, OUTPUTS))
 LATENT_COPY = gl.constexpr(gl.BlockedLayout([1, 1, 8], [1, 2, 16], [1, 8, 1], [2, 1, 0]))
 # A thread copies columns of the same row as above, so that it knows the row's place.
 ROPE_COPY = gl.constexpr(gl.BlockedLayout([1, 1, 8], [8, 2, 2], [1, 8, 1], [2, 0, 1]))
+# The same for a cache of 8 bits.
+LATENT_COPY_8 = gl.constexpr(gl.BlockedLayout([1, 1, 16], [2, 2, 8], [1, 8, 1], [2, 0, 1]))
+ROPE_COPY_8 = gl.constexpr(gl.BlockedLayout([1, 1, 16], [16, 2, 1], [1, 8, 1], [2, 0, 1]))
 COPY_ROWS = gl.constexpr(gl.SliceLayout(0, gl.SliceLayout(2, LATENT_COPY)))
-ROPE_ROWS = gl.constexpr(gl.SliceLayout(0, gl.SliceLayout(2, ROPE_COPY)))
 # Layouts of shared memory, without bank conflicts; those of one group are views of the others.
 WIDE = gl.constexpr(gl.SwizzledSharedLayout(8, 1, 8, [2, 1, 0]))
 WIDE_OF_GROUP = gl.constexpr(gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
-NARROW = gl.constexpr(gl.SwizzledSharedLayout(8, 4, 2, [2, 1, 0]))
+# The rope columns of a row lie together, and the place of eight of them depends on the row.
+_NARROW = [[0, 0, 1], [0, 0, 2], [0, 0, 4], [0, 0, 8], [1, 0, 0], [2, 0, 0]]
+_NARROW += [[0, 1, 8], [1, 2, 0], [2, 4, 0], [0, 8, 0]]
+WIDE_8 = gl.constexpr(gl.SwizzledSharedLayout(16, 1, 8, [2, 1, 0]))
+WIDE_8_OF_GROUP = gl.constexpr(gl.SwizzledSharedLayout(16, 1, 8, [1, 0]))
+_NARROW_8 = [[0, 0, 1], [0, 0, 2], [0, 0, 4], [0, 0, 8], [1, 0, 0], [2, 0, 0]]
+_NARROW_8 += [[0, 1, 0], [1, 2, 0], [2, 4, 0], [0, 8, 0]]
+NARROW_8 = gl.constexpr(gl.SharedLinearLayout(_NARROW_8))
+NARROW = gl.constexpr(gl.SharedLinearLayout(_NARROW))
+QUERY_NARROW = gl.constexpr(gl.SharedLinearLayout(_NARROW + [[0, 16, 0], [0, 32, 0]]))
 WEIGHTS = gl.constexpr(gl.SwizzledSharedLayout(8, 4, 2, [1, 0]))
 SUMS = gl.constexpr(gl.SwizzledSharedLayout(8, 2, 2, [2, 1, 0]))
 SUMS_OF_GROUP = gl.constexpr(gl.SwizzledSharedLayout(8, 2, 2, [1, 0]))
@@ -62,40 +77,45 @@ def find_pages(table, position, length, PAGE: gl.constexpr):
 
 
 @gluon.jit
-def copy_rows(latents, ropes, base, rows):
-    """Copy the rows at offsets ``rows`` into ``latents`` [GROUPS, rows, CHUNK] and ``ropes``."""
-    group = gl.arange(0, GROUPS, gl.SliceLayout(1, gl.SliceLayout(2, LATENT_COPY)))
-    column = gl.arange(0, CHUNK, gl.SliceLayout(0, gl.SliceLayout(1, LATENT_COPY)))
-    source = base + rows[None, :, None]
+def copy_columns(
+    target, base, rows, first: gl.constexpr, count: gl.constexpr, layout: gl.constexpr
+):
+    """Copy GROUPS chunks of ``count`` columns from the ``first`` on of the rows at ``rows``."""
+    of_rows: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, layout))
+    rows = gl.convert_layout(rows, of_rows, assert_trivial=True)
+    group = gl.arange(0, GROUPS, gl.SliceLayout(1, gl.SliceLayout(2, layout)))
+    column = gl.arange(0, count, gl.SliceLayout(0, gl.SliceLayout(1, layout)))
+    source = base + rows[None, :, None] + first
     async_copy.async_copy_global_to_shared(
-        latents, source + group[:, None, None] * CHUNK + column[None, None, :]
-    )
-    rows = gl.convert_layout(rows, ROPE_ROWS, assert_trivial=True)
-    group = gl.arange(0, GROUPS, gl.SliceLayout(1, gl.SliceLayout(2, ROPE_COPY)))
-    column = gl.arange(0, ROPE_CHUNK, gl.SliceLayout(0, gl.SliceLayout(1, ROPE_COPY)))
-    source = base + rows[None, :, None] + GROUPS * CHUNK
-    async_copy.async_copy_global_to_shared(
-        ropes, source + group[:, None, None] * ROPE_CHUNK + column[None, None, :]
+        target, source + group[:, None, None] * count + column[None, None, :]
     )
 
 
 @gluon.jit
-def fetch(latents, ropes, cache, page, position, length, stride, PAGE: gl.constexpr):
+def fetch(
+    latents, ropes, cache, page, position, length, stride, PAGE: gl.constexpr, BYTES: gl.constexpr
+):
     """Copy the tile at ``position``, whose pages are ``page``."""
     seen = gl.minimum(position + gl.arange(0, TILE, COPY_ROWS), length - 1)
-    copy_rows(latents, ropes, cache, (page.to(gl.int64) * PAGE + seen % PAGE) * stride)
+    rows = (page.to(gl.int64) * PAGE + seen % PAGE) * stride
+    latent_copy: gl.constexpr = LATENT_COPY_8 if BYTES == 1 else LATENT_COPY
+    rope_copy: gl.constexpr = ROPE_COPY_8 if BYTES == 1 else ROPE_COPY
+    copy_columns(latents, cache, rows, 0, CHUNK, latent_copy)
+    copy_columns(ropes, cache, rows, GROUPS * CHUNK, ROPE_CHUNK, rope_copy)
 
 
 @gluon.jit
-def add_scores(score, q, rows):
+def add_scores(score, q, rows, WIDTH: gl.constexpr):
     """Add each group's share of the scores of the cache ``rows``, [GROUPS, ROWS, TILE]."""
-    return mma_v2(q, rows.permute((0, 2, 1)).load(gl.DotOperandLayout(1, SHARES, 2)), score)
+    keys = rows.permute((0, 2, 1)).load(gl.DotOperandLayout(1, SHARES, WIDTH))
+    return mma_v2(q, keys.to(q.dtype), score)
 
 
 @gluon.jit
 def add_outputs(out, weight, rows):
     """Add the cache ``rows`` [TILE, CHUNK] by weight to the outputs [ROWS, CHUNK]."""
-    return mma_v2(weight, rows.load(gl.DotOperandLayout(1, OUTPUTS, 2)), out)
+    values = rows.load(gl.DotOperandLayout(1, OUTPUTS, 2)).to(weight.dtype)
+    return mma_v2(weight, values, out)
 
 
 @gluon.jit
@@ -128,7 +148,7 @@ def split_prefix_mma_kernel(
     HEADS: gl.constexpr,
     PAGE: gl.constexpr,
 ):
-    """Do what `split_prefix.split_prefix_kernel` does, for 64 rows, tiles of 16 and a 16-bit cache.
+    """Do what `split_prefix.split_prefix_kernel` does, for 64 rows and tiles of 16.
 
     Two barriers a tile. Behind the first, the softmax of the tile's scores runs beside products of
     the next tile's; behind the second, the rest of these beside what the outputs wait for. The
@@ -140,6 +160,14 @@ def split_prefix_mma_kernel(
     end = gl.load(work + worker * 4 + 2)
     if start < end:
         dtype: gl.constexpr = query.dtype.element_ty
+        stored: gl.constexpr = cache.dtype.element_ty
+        BYTES: gl.constexpr = stored.primitive_bitwidth // 8
+        WIDTH: gl.constexpr = 4 if BYTES == 1 else 2
+        # float16 holds every fp8 number, and costs fewer instructions to come to.
+        mixed: gl.constexpr = gl.float16 if BYTES == 1 else dtype
+        wide: gl.constexpr = WIDE_8 if BYTES == 1 else WIDE
+        wide_of_group: gl.constexpr = WIDE_8_OF_GROUP if BYTES == 1 else WIDE_OF_GROUP
+        narrow: gl.constexpr = NARROW_8 if BYTES == 1 else NARROW
         request = gl.load(work + worker * 4).to(gl.int64)
         length = gl.load(lengths + request)
         table = page_table + request * table_request
@@ -149,38 +177,39 @@ def split_prefix_mma_kernel(
         row = gl.minimum(row, NODES * HEADS - 1)
         q_row = (request * NODES + row // HEADS) * query_token
         q_row += (row % HEADS).to(gl.int64) * query_head
-        # These two are dead before the tiles come, which then take their place.
+        # Dead before the tiles come, which then take their place; for fp8 the rope columns stay.
         staged = gl.allocate_shared_memory(dtype, [GROUPS, ROWS, CHUNK], WIDE)
-        staged_rope = gl.allocate_shared_memory(dtype, [GROUPS, ROWS, ROPE_CHUNK], NARROW)
-        copy_rows(staged, staged_rope, query, q_row)
+        staged_rope = gl.allocate_shared_memory(dtype, [GROUPS, ROWS, ROPE_CHUNK], QUERY_NARROW)
+        copy_columns(staged, query, q_row, 0, CHUNK, LATENT_COPY)
+        copy_columns(staged_rope, query, q_row, GROUPS * CHUNK, ROPE_CHUNK, ROPE_COPY)
         async_copy.commit_group()
         page0 = find_pages(table, start, length, PAGE)
         page1 = find_pages(table, start + TILE, length, PAGE)
         page2 = find_pages(table, start + 2 * TILE, length, PAGE)
         page = find_pages(table, start + 3 * TILE, length, PAGE)
         async_copy.wait_group(0)
-        q_low = staged.slice(0, HALF, 2).load(gl.DotOperandLayout(0, SHARES, 2))
-        q_high = staged.slice(HALF, HALF, 2).load(gl.DotOperandLayout(0, SHARES, 2))
-        q_rope = staged_rope.load(gl.DotOperandLayout(0, SHARES, 2))
+        q_low = staged.slice(0, HALF, 2).load(gl.DotOperandLayout(0, SHARES, WIDTH))
+        q_high = staged.slice(HALF, HALF, 2).load(gl.DotOperandLayout(0, SHARES, WIDTH))
+        q_rope = staged_rope.load(gl.DotOperandLayout(0, SHARES, WIDTH))
 
-        k0 = gl.allocate_shared_memory(dtype, [GROUPS, TILE, CHUNK], WIDE)
-        k1 = gl.allocate_shared_memory(dtype, [GROUPS, TILE, CHUNK], WIDE)
-        k2 = gl.allocate_shared_memory(dtype, [GROUPS, TILE, CHUNK], WIDE)
-        k3 = gl.allocate_shared_memory(dtype, [GROUPS, TILE, CHUNK], WIDE)
-        r0 = gl.allocate_shared_memory(dtype, [GROUPS, TILE, ROPE_CHUNK], NARROW)
-        r1 = gl.allocate_shared_memory(dtype, [GROUPS, TILE, ROPE_CHUNK], NARROW)
-        r2 = gl.allocate_shared_memory(dtype, [GROUPS, TILE, ROPE_CHUNK], NARROW)
-        r3 = gl.allocate_shared_memory(dtype, [GROUPS, TILE, ROPE_CHUNK], NARROW)
+        k0 = gl.allocate_shared_memory(stored, [GROUPS, TILE, CHUNK], wide)
+        k1 = gl.allocate_shared_memory(stored, [GROUPS, TILE, CHUNK], wide)
+        k2 = gl.allocate_shared_memory(stored, [GROUPS, TILE, CHUNK], wide)
+        k3 = gl.allocate_shared_memory(stored, [GROUPS, TILE, CHUNK], wide)
+        r0 = gl.allocate_shared_memory(stored, [GROUPS, TILE, ROPE_CHUNK], narrow)
+        r1 = gl.allocate_shared_memory(stored, [GROUPS, TILE, ROPE_CHUNK], narrow)
+        r2 = gl.allocate_shared_memory(stored, [GROUPS, TILE, ROPE_CHUNK], narrow)
+        r3 = gl.allocate_shared_memory(stored, [GROUPS, TILE, ROPE_CHUNK], narrow)
         latents = (k0, k1, k2, k3)
         ropes = (r0, r1, r2, r3)
         shares = gl.allocate_shared_memory(gl.float32, [GROUPS, ROWS, TILE], SUMS)
-        weight = gl.allocate_shared_memory(dtype, [ROWS, TILE], WEIGHTS)
+        weight = gl.allocate_shared_memory(mixed, [ROWS, TILE], WEIGHTS)
         fades = gl.allocate_shared_memory(gl.float32, [ROWS], PLAIN)
-        fetch(k0, r0, cache, page0, start, length, cache_slot, PAGE)
+        fetch(k0, r0, cache, page0, start, length, cache_slot, PAGE, BYTES)
         async_copy.commit_group()
-        fetch(k1, r1, cache, page1, start + TILE, length, cache_slot, PAGE)
+        fetch(k1, r1, cache, page1, start + TILE, length, cache_slot, PAGE, BYTES)
         async_copy.commit_group()
-        fetch(k2, r2, cache, page2, start + 2 * TILE, length, cache_slot, PAGE)
+        fetch(k2, r2, cache, page2, start + 2 * TILE, length, cache_slot, PAGE, BYTES)
         async_copy.commit_group()
 
         top = gl.full([ROWS], float("-inf"), gl.float32, SCORE_ROWS)
@@ -191,9 +220,9 @@ def split_prefix_mma_kernel(
         out3 = gl.zeros([ROWS, CHUNK], gl.float32, OUTPUTS)
         async_copy.wait_group(2)
         opening = gl.zeros([GROUPS, ROWS, TILE], gl.float32, SHARES)
-        opening = add_scores(opening, q_rope, r0)
-        opening = add_scores(opening, q_low, k0.slice(0, HALF, 2))
-        shares.store(add_scores(opening, q_high, k0.slice(HALF, HALF, 2)))
+        opening = add_scores(opening, q_rope, r0, WIDTH)
+        opening = add_scores(opening, q_low, k0.slice(0, HALF, 2), WIDTH)
+        shares.store(add_scores(opening, q_high, k0.slice(HALF, HALF, 2), WIDTH))
         for first in range(start, end, STAGES * TILE):
             for slot in gl.static_range(STAGES):
                 position = first + slot * TILE
@@ -204,14 +233,25 @@ def split_prefix_mma_kernel(
                     last: gl.constexpr = (slot + STAGES - 1) % STAGES
                     if after < end:
                         fetch(
-                            latents[last], ropes[last], cache, page, after, length, cache_slot, PAGE
+                            latents[last],
+                            ropes[last],
+                            cache,
+                            page,
+                            after,
+                            length,
+                            cache_slot,
+                            PAGE,
+                            BYTES,
                         )
                     async_copy.commit_group()
                     page = find_pages(table, after + TILE, length, PAGE)
                     coming = latents[(slot + 1) % STAGES]
                     issued = gl.zeros([GROUPS, ROWS, TILE], gl.float32, SHARES)
-                    issued = add_scores(issued, q_rope, ropes[(slot + 1) % STAGES])
-                    issued = add_scores(issued, q_low, coming.slice(0, HALF, 2))
+                    if BYTES == 1:
+                        # Converting takes registers; these are not kept.
+                        q_rope = staged_rope.load(gl.DotOperandLayout(0, SHARES, WIDTH))
+                    issued = add_scores(issued, q_rope, ropes[(slot + 1) % STAGES], WIDTH)
+                    issued = add_scores(issued, q_low, coming.slice(0, HALF, 2), WIDTH)
                     share = shares._reinterpret(gl.float32, [GROUPS, ROWS, TILE], SUMS_OF_GROUP)
                     score = share.index(0).load(SCORES) + share.index(1).load(SCORES)
                     score += share.index(2).load(SCORES) + share.index(3).load(SCORES)
@@ -225,10 +265,10 @@ def split_prefix_mma_kernel(
                     part = gl.exp2(score - higher[:, None])
                     total = total * fade + gl.sum(part, axis=1)
                     top = higher
-                    weight.store(part.to(dtype))
+                    weight.store(part.to(mixed))
                     fades.store(fade)
                     fade = fades.load(OUTPUT_ROWS)
-                    issued = add_scores(issued, q_high, coming.slice(HALF, HALF, 2))
+                    issued = add_scores(issued, q_high, coming.slice(HALF, HALF, 2), WIDTH)
                     shares.store(issued)
                     if gl.min(fade, axis=0) < 1.0:
                         out0 = out0 * fade[:, None]
@@ -236,7 +276,7 @@ def split_prefix_mma_kernel(
                         out2 = out2 * fade[:, None]
                         out3 = out3 * fade[:, None]
                     p = weight.load(gl.DotOperandLayout(0, OUTPUTS, 2))
-                    v = latents[slot]._reinterpret(dtype, [GROUPS, TILE, CHUNK], WIDE_OF_GROUP)
+                    v = latents[slot]._reinterpret(stored, [GROUPS, TILE, CHUNK], wide_of_group)
                     out0 = add_outputs(out0, p, v.index(0))
                     out1 = add_outputs(out1, p, v.index(1))
                     out2 = add_outputs(out2, p, v.index(2))
