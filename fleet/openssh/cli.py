@@ -175,11 +175,17 @@ def _awake(work: Callable[[], bool]) -> bool:
     Python takes a signal that comes just before the main thread begins to wait only when the wait
     ends: that may be minutes, so it waits in short turns.
     """
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1, initializer=_leave_signals_to_the_main_thread) as pool:
         future = pool.submit(work)
         while not wait([future], timeout=0.2).done:
             pass
     return future.result()
+
+
+def _leave_signals_to_the_main_thread() -> None:
+    # What it starts inherits this: a Ctrl-C that meets a child at its birth, before it has a
+    # session of its own, would end it, and with it the connection to a host.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
 
 
 def _end_gently(rollout: Rollout) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -295,6 +296,15 @@ def test_options_that_are_refused_before_anything_is_asked(
     ended = CliRunner().invoke(cli.main, ["apply", "--hosts", str(path), *words])
     assert ended.exit_code != 0
     assert told in ended.output
+
+
+def test_ctrl_c_does_not_reach_what_a_rollout_starts() -> None:
+    # One of four Ctrl-Cs met an ssh that was just being started, and the host counted as lost.
+    def work() -> bool:
+        return subprocess.run(["sh", "-c", "kill -INT $$; exit 0"], check=False).returncode == 0
+
+    assert cli._awake(work)
+    assert not work()
 
 
 def test_the_page_tells_how_many_fared_how() -> None:

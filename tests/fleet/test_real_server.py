@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,7 +25,6 @@ from tests.support import fleets, trees
 from tests.support.engine.launch import Launch
 from tests.support.engine.models import VOCABULARY
 from tests.support.engine.orders import Orders
-from tests.support.engine.server import free_port
 from tests.support.fleets import COLLECTIONS, Fleet, Host
 from tests.support.snapshots import assert_identical
 
@@ -55,7 +56,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """One host whose server is the real one, from a whole tree of the release."""
     folder = tmp_path_factory.mktemp("f")
     with fleets.fleet(folder, size=1) as made:
-        host = dataclasses.replace(made["h1"], http=free_port())
+        host = dataclasses.replace(made["h1"], http=lasting_port())
         host.halt()
         shutil.copytree(trees.tree(fleets.RELEASE), host.site, dirs_exist_ok=True)
         host.service.write_text(service(host))
@@ -66,6 +67,22 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
             host.halt()
 
 
+def lasting_port() -> int:
+    """Return a free port that no connection is given meanwhile.
+
+    SGLang chooses its own among those of connections and binds it a minute later; a busy machine
+    has given it away by then, and the server ends.
+    """
+    for port in random.sample(range(20000, 30000), 100):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no port between 20000 and 30000 is free")
+
+
 def service(host: Host) -> str:
     """Return the script that starts and stops SGLang on ``host``."""
     write_tokenizer(host.root / "tokenizer")
@@ -74,6 +91,7 @@ def service(host: Host) -> str:
         ("tokenizer_path", str(host.root / "tokenizer")),
         ("host", host.address),
         ("port", host.http),
+        ("nccl_port", lasting_port()),
     )
     launch = Launch(tree=host.site, options=options)
     for name, fault in (("good", ""), ("bad", "short-verify")):
