@@ -2,7 +2,7 @@
 
 Real are SGLang's server and its processes, sshd, the tool, the bundle and the tree. Kernels and
 weights are the test bed's. The tokenizer is made here: each word is a token. The server starts four
-times, about a minute each on two busy CPUs, and the whole takes six.
+times, one to two minutes each on two busy CPUs; the whole takes six to eleven.
 """
 
 from __future__ import annotations

@@ -408,6 +408,7 @@ def fleet(
         yield made
     finally:
         for host in hosts:
+            write_service(host)  # a test may have broken its stop
             host.halt()
             host.disconnect()
 
