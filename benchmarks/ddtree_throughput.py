@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import fcntl
-import importlib.metadata
 import json
 import os
 import random
@@ -36,6 +35,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import verify_engine_gpu as engine  # noqa: E402
+from benchmarks.installed import versions  # noqa: E402
 from tests.support.engine import weights  # noqa: E402
 from tests.support.engine.stepper import Stepper  # noqa: E402
 
@@ -158,11 +158,11 @@ def run(name: str, batches: tuple[int, ...], out: Path) -> None:
 
 def page(found: dict[str, Any]) -> str:
     """Return the result as a page for people."""
-    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    builds = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     lines = [
         f"# Decode throughput of DDTREE, by who verifies, on one {found['machine']}",
         "",
-        f"`benchmarks/ddtree_throughput.py`, {found['date']}; {versions}. Context "
+        f"`benchmarks/ddtree_throughput.py`, {found['date']}; {builds}. Context "
         f"{engine.CONTEXT}, CUDA graphs, bf16, a target of 6 layers and 16 heads with random "
         f"weights; {TIMED_STEPS} steps each, one run.",
         "",
@@ -207,10 +207,7 @@ def main(out: Path, batches: tuple[int, ...]) -> int:
     found = {
         "machine": torch.cuda.get_device_name(),
         "date": time.strftime("%Y-%m-%d"),
-        "versions": {
-            name: importlib.metadata.version(name)
-            for name in ("torch", "triton", "sglang", "sglang-kernel")
-        },
+        "versions": versions(),
         "context": engine.CONTEXT,
         "servers": {name: json.loads((scratch / f"{name}.json").read_text()) for name in SERVERS},
     }

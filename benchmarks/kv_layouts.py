@@ -24,7 +24,6 @@ is the relative distance to those on ``off``.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import multiprocessing
 import os
@@ -51,6 +50,7 @@ from sglang_overlay.self_test.timing import captured, replay_time  # noqa: E402
 from sglang_overlay.switches import KV_LEVELS, OFF  # noqa: E402
 
 from benchmarks import kv_trace  # noqa: E402
+from benchmarks.installed import versions  # noqa: E402
 
 KEY, SCALE, HEADS, NODES = 576, 576**-0.5, (8, 16), kv_trace.DRAFT
 CASES = ((64, "first"), (1, "first"), (1, "scattered"))
@@ -272,14 +272,6 @@ def page_of(found: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def version(name: str) -> str:
-    """Return an installed distribution's version, or that there is none."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
-
-
 def main(options: argparse.Namespace) -> None:
     """Capture or read the layouts, time, write after each case."""
     out = Path(options.out)
@@ -292,7 +284,7 @@ def main(options: argparse.Namespace) -> None:
         "about": {
             "machine": "CPU, dry run" if options.dry else torch.cuda.get_device_name(),
             "date": time.strftime("%Y-%m-%d"),
-            **{name: version(name) for name in ("torch", "triton", "sglang", "sglang-kernel")},
+            **versions(),
         },
         "rows": [],
     }

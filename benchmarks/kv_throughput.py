@@ -24,7 +24,6 @@ profiler: where the host waited for the device, by line of source, and how often
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
 import random
@@ -47,6 +46,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "overlay")]
 from sglang_overlay.switches import IDLE, KV_SLOTS, OFF, PLACEMENT  # noqa: E402
 
 from benchmarks import verify_engine_gpu as engine  # noqa: E402
+from benchmarks.installed import versions  # noqa: E402
 from tests.support.engine import weights  # noqa: E402
 from tests.support.engine.stepper import Stepper  # noqa: E402
 
@@ -366,11 +366,11 @@ def waits_more(watched: dict[str, Any], stock: dict[str, Any]) -> dict[str, floa
 
 def page(found: dict[str, Any]) -> str:
     """Return the result as a page for people."""
-    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    builds = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     lines = [
         f"# What placing and compacting KV slots costs, on one {found['machine']}",
         "",
-        f"`benchmarks/kv_throughput.py`, {found['date']}; {versions}. DFLASH, a target of "
+        f"`benchmarks/kv_throughput.py`, {found['date']}; {builds}. DFLASH, a target of "
         f"{found['layers']} layers, 16 heads and random weights; {found['rounds']} rounds. A "
         "ratio is to `off` in the same round; at least 0.995 is wanted.",
         "",
@@ -398,14 +398,6 @@ def page(found: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def version(name: str) -> str:
-    """Return an installed distribution's version, or that there is none."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
-
-
 def main(options: argparse.Namespace) -> None:
     """Run one way after the other; write after each."""
     options.out.mkdir(parents=True, exist_ok=True)
@@ -414,9 +406,7 @@ def main(options: argparse.Namespace) -> None:
     found: dict[str, Any] = {
         "machine": "CPU, dry run" if options.dry else torch.cuda.get_device_name(),
         "date": time.strftime("%Y-%m-%d"),
-        "versions": {
-            name: version(name) for name in ("torch", "triton", "sglang", "sglang-kernel")
-        },
+        "versions": versions(),
         "layers": options.layers,
         "rounds": options.rounds,
         "ways": {},

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import fcntl
-import importlib.metadata
 import json
 import os
 import random
@@ -42,6 +41,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.installed import versions  # noqa: E402
 from tests.support.engine import weights  # noqa: E402
 from tests.support.engine.stepper import Stepper  # noqa: E402
 
@@ -541,10 +541,7 @@ def compare(out: Path, variant: Variant) -> dict[str, Any]:
             }
     return {
         "machine": torch.cuda.get_device_name(),
-        "versions": {
-            name: importlib.metadata.version(name)
-            for name in ("torch", "triton", "sglang", "sglang-kernel")
-        },
+        "versions": versions(),
         "date": time.strftime("%Y-%m-%d"),
         "kv_cache_dtype": variant.kv,
         "ranks": variant.ranks,
@@ -567,11 +564,11 @@ def page(found: dict[str, Any]) -> str:
         **found["stock_divergences"],
     }
     rows = {f"stock: {found['stock_pair']}": stock, **found["pairs"]}
-    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    builds = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     lines = [
         f"# The verify engine in the real engine, on {found['ranks']} × {found['machine']}",
         "",
-        f"{found['date']}; {versions}. Context {found['context']}, {found['nodes']} nodes, CUDA "
+        f"{found['date']}; {builds}. Context {found['context']}, {found['nodes']} nodes, CUDA "
         f"graphs, bf16 with a KV cache of type {found['kv_cache_dtype']}, {found['ranks']} "
         "tensor-parallel ranks, teacher-forced; logits of two ranks differ by "
         f"{found['ranks_apart']:.4f} at most.",
