@@ -114,7 +114,8 @@ class Replay:
                 if not self._admit():
                     break
                 started += 1
-                if started % IDLE_EVERY == 0:
+                # What is kept to the end must not be drained right before it.
+                if started % IDLE_EVERY == 0 and not (keep and started == self.requests):
                     self._drain()
             self._step()
         return self._summary()
