@@ -9,6 +9,8 @@ from sglang_overlay.tree.build import build_tree
 from sglang_overlay.tree.layout import DraftTree
 from sglang_overlay.tree.marginals import Segment, VocabParallelHead, top_log_probs
 
+from tests.support.gpu import no_synchronisation
+
 pytestmark = pytest.mark.gpu
 Marginals = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 SIZES = [(16, 7, 15), (64, 15, 63), (256, 31, 255), (33, 31, 4), (2, 1, 1), (200, 3, 255)]
@@ -74,11 +76,8 @@ def test_one_capture_serves_changing_marginals_without_waiting() -> None:
     build_tree(*first, 64, out=out)
     walk(out, predicted)
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronisation():
         walk(build_tree(*first, 64, out=out), predicted)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         build_tree(*first, 64, out=out)
@@ -104,11 +103,8 @@ def test_marginals_order_ties_by_token_and_do_not_wait() -> None:
     weight = torch.randn(50_000, 256, device="cuda", dtype=torch.bfloat16)
     head = VocabParallelHead(weight=weight, segments=(Segment(row=0, rows=49_990, token=0),))
     top_log_probs(hidden, head, 255)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronisation():
         values, tokens = top_log_probs(hidden, head, 255, max_logits=1 << 20)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     step = (1 << 20) // 49_990
     logits = torch.cat(
         [torch.matmul(part, weight[:49_990].T) for part in hidden.split(step)]

@@ -16,6 +16,7 @@ from sglang_overlay.attention.plan import PlanSizes, VerifyPlan, VerifyStep
 from sglang_overlay.attention.prefix import KEY_DIM, LATENT_DIM
 
 from tests.support.closeness import assert_close
+from tests.support.gpu import no_synchronisation
 from tests.support.verify_case import SCALE, TOPOLOGIES, VerifyCase, full_mask, make_case
 
 pytestmark = pytest.mark.gpu
@@ -162,16 +163,12 @@ def test_full_mask_on_the_gpu_gives_what_parents_give() -> None:
     assert torch.equal(attend(adapter_for(70, torch.bfloat16), case), from_parents)
 
 
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_nothing_synchronises() -> None:
     case = case_for([100, 3], ["random", "star"], 16, 8)
     adapter = adapter_for(16, torch.bfloat16)
     attend(adapter, case)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronisation():
         attend(adapter, case)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("cache_dtype", [torch.bfloat16, FP8], ids=["bf16", "fp8"])

@@ -9,6 +9,8 @@ import torch
 from sglang_overlay.kvcache.free_map import FreeMap
 from sglang_overlay.kvcache.placement import Demand, RowEnds, Runs, longest_runs, place
 
+from tests.support.gpu import no_synchronisation
+
 pytestmark = pytest.mark.gpu
 
 
@@ -57,11 +59,8 @@ def test_the_kernel_takes_what_the_host_takes(seed: int) -> None:
     torch.cuda.synchronize()
     moved, warmed = on_gpu(last), Demand(last=on_gpu(last), counts=[0] * requests)
     place(gpu.copy(), warmed, gpu_runs, headroom=64)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronisation():
         got = place(gpu, Demand(last=moved, counts=counts), gpu_runs, headroom=64, spare=spare)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     want = place(host, Demand(last=last, counts=counts), runs, headroom=64, spare=spare)
     assert torch.equal(got.cpu(), want)
     assert torch.equal(gpu.flags.cpu(), host.flags)

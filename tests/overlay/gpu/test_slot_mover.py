@@ -10,6 +10,8 @@ from sglang_overlay.kvcache.move_list import PATH_LIMIT
 from sglang_overlay.kvcache.mover import Tiles, move_rows
 from sglang_overlay.kvcache.rows import RowBuffers
 
+from tests.support.gpu import no_synchronisation
+
 pytestmark = pytest.mark.gpu
 SLOTS, LAYERS = 4096, 5
 
@@ -120,11 +122,8 @@ def test_one_capture_serves_changing_lists_without_waiting() -> None:
     targets, sources = paths(chance, 32, 16, 8)
     move_rows(buffers, targets, sources, overlap=True)
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronisation():
         move_rows(buffers, targets, sources, overlap=True)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         move_rows(buffers, targets, sources, overlap=True)
