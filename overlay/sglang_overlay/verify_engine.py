@@ -36,6 +36,7 @@ CACHE_DTYPES = {
     FLASHMLA: frozenset({"bfloat16", "float8_e4m3fn"}),
     PORTABLE: frozenset({"bfloat16", "float16", "float8_e4m3fn"}),
 }
+MODEL_DTYPES = {FLASHMLA: frozenset({"bfloat16"}), PORTABLE: frozenset({"bfloat16", "float16"})}
 
 
 class ImpossibleVerifyError(ValueError):
@@ -200,9 +201,7 @@ def _flashmla_obstacles(facts: Facts) -> list[str]:
         found.append(f"FlashMLA's kernels need sm_90, and this is {_machine(facts)}")
     if facts.page_size not in (None, PAGE_SIZE):
         found.append(f"the page size is {facts.page_size}, and FlashMLA reads pages of {PAGE_SIZE}")
-    if facts.model_dtype not in (None, "bfloat16"):
-        found.append(f"the model computes in {facts.model_dtype}, and FlashMLA in bfloat16")
-    return found + _cache_obstacles(FLASHMLA, facts)
+    return found + _dtype_obstacles(FLASHMLA, facts)
 
 
 def _portable_obstacles(facts: Facts) -> list[str]:
@@ -217,15 +216,18 @@ def _portable_obstacles(facts: Facts) -> list[str]:
             f"the KV cache is {facts.cache_dtype} and the model computes in {facts.model_dtype}; "
             "the portable kernels read a cache of the model's type or of fp8"
         )
-    return found + _cache_obstacles(PORTABLE, facts)
+    return found + _dtype_obstacles(PORTABLE, facts)
 
 
-def _cache_obstacles(engine: str, facts: Facts) -> list[str]:
-    readable = CACHE_DTYPES[engine]
-    if facts.cache_dtype is None or facts.cache_dtype in readable:
-        return []
-    known = " and ".join(sorted(readable))
-    return [f"the KV cache is {facts.cache_dtype}, and {engine} reads {known}"]
+def _dtype_obstacles(engine: str, facts: Facts) -> list[str]:
+    found = []
+    if facts.cache_dtype not in (None, *CACHE_DTYPES[engine]):
+        known = " and ".join(sorted(CACHE_DTYPES[engine]))
+        found.append(f"the KV cache is {facts.cache_dtype}, and {engine} reads {known}")
+    if facts.model_dtype not in (None, *MODEL_DTYPES[engine]):
+        known = " and ".join(sorted(MODEL_DTYPES[engine]))
+        found.append(f"the model computes in {facts.model_dtype}, and {engine} in {known}")
+    return found
 
 
 def _machine(facts: Facts) -> str:

@@ -47,13 +47,14 @@ OF_FLASHMLA: list[tuple[dict[str, Any], str]] = [
     ({"cache_dtype": "float16"}, "the KV cache is float16, and flashmla reads bfloat16"),
     (
         {"model_dtype": "float16", "cache_dtype": "float8_e4m3fn"},
-        "the model computes in float16, and FlashMLA in bfloat16",
+        "the model computes in float16, and flashmla in bfloat16",
     ),
     ({"mla": False}, "the model has no MLA attention, and FlashMLA does no other"),
 ]
 OF_BOTH: list[tuple[dict[str, Any], str]] = [
     ({"device": "cpu", "capability": None}, "sm_80 or later, and this is cpu with no NVIDIA GPU"),
     ({"capability": (7, 5)}, "sm_80 or later, and this is cuda with sm_75"),
+    ({"model_dtype": "float32"}, "the model computes in float32, and portable in bfloat16 and flo"),
     ({"model_dtype": "float16"}, "the KV cache is bfloat16 and the model computes in float16"),
     ({"cache_dtype": "float8_e5m2"}, "the KV cache is float8_e5m2, and portable reads bfloat16"),
     ({"cache_dtype": "float8_e4m3fn", "capability": (8, 0)}, "an fp8 KV cache needs sm_89"),

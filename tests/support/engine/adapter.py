@@ -1,7 +1,7 @@
 """STAND-IN for the GPU under the overlay's verify adapter: the bed's reference kernels, in float32.
 
 The overlay verifies nothing without a GPU. Here it is told that there is a Hopper one, that its
-engines read the bed's float32 cache, and FlashMLA runs on `reference`. Everything else is the
+engines take the bed's float32, and FlashMLA runs on `reference`. Everything else is the
 product: hooks, selection, plan, adapter, the portable engine, and their Triton kernels in the
 interpreter.
 """
@@ -23,8 +23,9 @@ def install() -> None:
     from sglang_overlay import verify_engine
     from sglang_overlay.srt import selection
 
-    for name, known in verify_engine.CACHE_DTYPES.items():
-        verify_engine.CACHE_DTYPES[name] = known | {"float32"}
+    for dtypes in (verify_engine.CACHE_DTYPES, verify_engine.MODEL_DTYPES):
+        for name, known in dtypes.items():
+            dtypes[name] = known | {"float32"}
     selection.capability_of = lambda device: (9, 0)
     _install_engine()
 
