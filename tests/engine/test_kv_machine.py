@@ -40,7 +40,7 @@ def faulty_serving(bed: Any, examples: int) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("examples", "page"),
     [
-        pytest.param(60, 0, id="short"),
+        pytest.param(150, 0, id="short"),
         # 2,000 in all, in two halves: a scene may take ten minutes.
         pytest.param(1000, 1, id="long, pages of 1", marks=pytest.mark.full),
         pytest.param(1000, 4, id="long, pages of 4", marks=pytest.mark.full),
