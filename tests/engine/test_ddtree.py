@@ -143,7 +143,6 @@ def test_the_kernels_themselves(stock: Path, overlay: Path, attention: str, page
     check_plain(ddtree(overlay, attention, page, size=12), stock, TINY, quick=False)
 
 
-@pytest.mark.full
 def test_a_target_with_experts(stock: Path, overlay: Path) -> None:
     check_plain(ddtree(overlay, experts=True), stock, SMALL)
 
@@ -165,7 +164,6 @@ def test_a_target_with_grouped_heads(stock: Path, overlay: Path, attention: str,
     assert {count for step in report.steps[0] for count in step.committed} >= {1, 2, 3, 4, 5}
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(("attention", "page"), WAYS)
 def test_400_tokens_at_a_tree_of_64(stock: Path, overlay: Path, attention: str, page: int) -> None:
     long = Workload(rounds=((SMALL.prompts[0], SMALL.prompts[1]),), tokens=400)
@@ -181,7 +179,6 @@ def test_up_to_the_end_of_the_context(stock: Path, overlay: Path, page: int) -> 
     check_plain(ddtree(overlay, *way, size=100), stock, whole)
 
 
-@pytest.mark.full
 def test_two_ranks_agree(stock: Path, overlay: Path) -> None:
     launch = Launch(tree=stock, ranks=2)
     plain = generate(launch.plain(), TINY, driver="engine")
@@ -672,7 +669,6 @@ def test_a_server_without_the_overlay_does_not_know_ddtree(overlay: Path) -> Non
     assert "Unknown speculative algorithm name: DDTREE" in failure.value.log
 
 
-@pytest.mark.full
 def test_a_server_streams_and_tells_of_its_trees(stock: Path, overlay: Path) -> None:
     plain = generate(Launch(tree=stock).plain(), TINY)
     with serving(ddtree(overlay, size=12), known=plain.known()) as server:
