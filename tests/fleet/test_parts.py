@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import signal
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from openssh.board import Board
 from openssh.rollout import Course
 from sglang_overlay import identity
 
+from tests.support.fleets import heeding_ctrl_c
 from tests.support.sites import patched_site
 
 
@@ -304,13 +304,9 @@ def test_ctrl_c_does_not_reach_what_a_rollout_starts() -> None:
     def work() -> bool:
         return subprocess.run(["sh", "-c", "kill -INT $$; exit 0"], check=False).returncode == 0
 
-    # Where nobody can press it, in the background, it is ignored already.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
+    with heeding_ctrl_c():
         assert cli._awake(work)
         assert not work()
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def test_the_page_tells_how_many_fared_how() -> None:

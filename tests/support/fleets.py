@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -306,16 +307,17 @@ class Fleet:
 
     def begin_tool(self, *words: str, **changes: object) -> subprocess.Popen[str]:
         """Begin ``fleet COMMAND`` on the hosts, in a process group of its own as a shell does."""
-        return subprocess.Popen(
-            [sys.executable, str(COLLECTIONS), words[0], "--hosts", str(self.hosts_file(**changes))]
-            + [*words[1:]],
-            env=self.environment,
-            cwd=self.folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        hosts = str(self.hosts_file(**changes))
+        with heeding_ctrl_c():
+            return subprocess.Popen(
+                [sys.executable, str(COLLECTIONS), words[0], "--hosts", hosts, *words[1:]],
+                env=self.environment,
+                cwd=self.folder,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
 
     def doubled(self) -> Fleet:
         """Return a fleet whose first host is listed twice, the second time under another name."""
@@ -364,6 +366,16 @@ def sign(bundle: Path, folder: Path, *, key: str = "release_key") -> None:
     signature = bundle.with_name(f"{bundle.name}.sig")
     signature.unlink(missing_ok=True)
     _keygen("-Y", "sign", "-f", str(folder / key), "-n", "sglang-overlay", str(bundle))
+
+
+@contextmanager
+def heeding_ctrl_c() -> Iterator[None]:
+    """Let what is started here heed SIGINT, which tests in the background inherit as ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
