@@ -1,4 +1,4 @@
-"""The portable prefix engine: Triton, pages of 1 or 64, bf16 or fp8 (e4m3) cache, from sm_80 on.
+"""The portable prefix engine: pages of 1 or 64, bf16 or fp8 (e4m3) cache, from sm_80 on.
 
 A prefix is split over many programs, whose partial results the tree kernel combines; so a layer is
 two launches. How many parts there are is fixed for a batch size; who gets which is decided once per
@@ -16,8 +16,8 @@ from sglang_overlay.attention.split_config import SplitConfig, choose_config
 
 _LOG2_E = 1.4426950408889634
 _FP8 = torch.float8_e4m3fn
-# What is assumed where there is no GPU to ask (the interpreter).
-_NO_GPU = 80
+# Where there is no GPU to ask, the interpreter takes Triton's kernel.
+_NO_GPU = 0
 
 
 class PortableEngine:

@@ -29,7 +29,8 @@ def maps(chance: random.Random, units: int, share: float) -> tuple[FreeMap, Free
 def ends(chance: random.Random, free: FreeMap, requests: int) -> RowEnds:
     """Return last slots of ``requests``, taken ones, some twice, some none."""
     taken = (free.flags[1:-1] == 0).nonzero().flatten() + 1
-    picked = [int(taken[chance.randrange(len(taken))]) for _ in range(requests)]
+    some = taken.tolist() or [-1]
+    picked = [chance.choice(some) for _ in range(requests)]
     table = torch.full((requests, 3), -1, dtype=torch.int32)
     table[:, 1] = torch.tensor([chance.choice([end, end, picked[0], -1]) for end in picked])
     lengths = torch.full((requests,), 2, dtype=torch.int64)
