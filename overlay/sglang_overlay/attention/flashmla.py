@@ -79,14 +79,15 @@ class FlashMlaEngine:
     def plan(self, lengths: torch.Tensor, page_table: torch.Tensor, rows: int) -> None:
         """Plan FlashMLA's tiles for these prefix lengths into the static buffers."""
         if self._layout is None:
-            self._plan_by_op(lengths, rows)
+            self.plan_by_op(lengths, rows)
         else:
             self._parts = parts_for(rows, self._processors)
             plan_schedule(lengths, self._schedule[: self._parts], self._splits, self._layout)
         self._lengths = lengths
         self._page_table = page_table
 
-    def _plan_by_op(self, lengths: torch.Tensor, rows: int) -> None:
+    def plan_by_op(self, lengths: torch.Tensor, rows: int) -> None:
+        """Plan with FlashMLA's own op into the static buffers, as `plan` does without it."""
         schedule, splits = get_mla_metadata(lengths, rows, 1, is_fp8_kvcache=self._is_fp8)
         self._parts = schedule.shape[0]
         # One launch for both; the op itself cannot write into given buffers.

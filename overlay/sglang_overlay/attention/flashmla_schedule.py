@@ -72,9 +72,7 @@ def warps_for(block: int) -> int:
     return min(8, max(1, block // _BLOCKS_OF_A_WARP))
 
 
-def layout_of(
-    lengths: torch.Tensor, schedule: torch.Tensor, splits: torch.Tensor
-) -> Layout | None:
+def layout_of(lengths: torch.Tensor, schedule: torch.Tensor, splits: torch.Tensor) -> Layout | None:
     """Return the layout in which `plan_schedule` gives this plan of FlashMLA's op, or None.
 
     This synchronises. Several requests, some in several pieces, tell the layouts apart.
