@@ -71,7 +71,8 @@ class FlashMlaEngine:
         rows = 1
         schedule, splits = get_mla_metadata(probe, rows, 1, is_fp8_kvcache=self._is_fp8)
         known = schedule.shape[0] == parts_for(rows, self._processors)
-        layout = layout_of(probe, schedule, splits) if known else None
+        layouts = [Layout.SLOTS] if self._is_fp8 else [Layout.FLAGS, Layout.BLOCKS]
+        layout = layout_of(probe, schedule, splits, layouts) if known else None
         if layout is None:
             logger.warning("This FlashMLA plans another way than the overlay: its own op will plan")
         return layout

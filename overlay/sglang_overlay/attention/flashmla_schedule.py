@@ -7,6 +7,7 @@ plan is the same field for field, so its attention kernel does the same work in 
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 
 import torch
 import triton
@@ -72,14 +73,16 @@ def warps_for(block: int) -> int:
     return min(8, max(1, block // _BLOCKS_OF_A_WARP))
 
 
-def layout_of(lengths: torch.Tensor, schedule: torch.Tensor, splits: torch.Tensor) -> Layout | None:
-    """Return the layout in which `plan_schedule` gives this plan of FlashMLA's op, or None.
+def layout_of(
+    lengths: torch.Tensor, schedule: torch.Tensor, splits: torch.Tensor, layouts: Iterable[Layout]
+) -> Layout | None:
+    """Return which of ``layouts`` `plan_schedule` gives this plan of FlashMLA's op in, or None.
 
     This synchronises. Several requests, some in several pieces, tell the layouts apart.
     """
     if schedule.shape[1:] != (FIELDS,) or splits.shape != (lengths.shape[0] + 1,):
         return None
-    for layout in Layout:
+    for layout in layouts:
         own_schedule, own_splits = torch.empty_like(schedule), torch.empty_like(splits)
         plan_schedule(lengths, own_schedule, own_splits, layout)
         pair = [_read_fields(plan, lengths.shape[0], layout) for plan in (schedule, own_schedule)]

@@ -56,7 +56,7 @@ def check(lengths: list[int], parts: int, layout: Layout, *, largest: int = 0) -
 @pytest.mark.parametrize("layout", Layout)
 def test_random_ragged_batches(layout: Layout) -> None:
     chance = random.Random(layout.value)
-    for requests in (1, 2, 3, 5, 8, 13, 33):
+    for requests in (1, 2, 5, 13, 33):
         for parts in (1, 2, 9):
             lengths = [
                 chance.choice([0, 1, 63, 64, 65, chance.randint(1, 900), chance.randint(1, 40_000)])
@@ -68,16 +68,16 @@ def test_random_ragged_batches(layout: Layout) -> None:
 @pytest.mark.parametrize(
     ("lengths", "parts"),
     [
-        ([131_072], 33),
-        ([32_768] * 4, 33),
+        ([131_072], 23),
+        ([32_768] * 4, 23),
         # Requests of two parts each, then of one: a part stops short at their ends.
-        ([8_192] * 16, 33),
-        ([1_024] * 32, 33),
+        ([8_192] * 11, 23),
+        ([1_024] * 22, 23),
         ([0] * 9, 4),
         ([0, 0, 5_000, 0], 8),
         # A share of one block: the overhead alone is longer.
-        ([64] * 3, 24),
-        ([1], 24),
+        ([64] * 3, 20),
+        ([1], 9),
     ],
     ids=lambda value: f"{len(value)}x{max(value)}" if isinstance(value, list) else str(value),
 )
@@ -138,21 +138,22 @@ def tensors(plan: tuple[list[list[int]], list[int]]) -> tuple[torch.Tensor, torc
 
 @pytest.mark.parametrize("layout", Layout)
 def test_a_layout_is_told_by_a_plan_whatever_stands_in_unread_fields(layout: Layout) -> None:
-    lengths = [40_000, 1, 64, 65]
-    schedule, splits = tensors(serial_plan(lengths, 40, layout))
+    lengths = [3_000, 1, 65]
+    schedule, splits = tensors(serial_plan(lengths, 16, layout))
     schedule[:, layout.fields :] = 77
     idle = schedule[:, 0] >= len(lengths)
     assert idle.any()
     schedule[idle] = torch.tensor([-1, *range(40, 47)], dtype=torch.int32)
-    assert layout_of(torch.tensor(lengths, dtype=torch.int32), schedule, splits) is layout
+    given = torch.tensor(lengths, dtype=torch.int32)
+    assert layout_of(given, schedule, splits, Layout) is layout
 
 
 def test_another_plan_has_no_layout() -> None:
     lengths = torch.tensor(PROBE, dtype=torch.int32)
-    schedule, splits = tensors(serial_plan(PROBE, 12, Layout.FLAGS))
-    assert layout_of(lengths, schedule.flip(0), splits) is None
-    assert layout_of(lengths, schedule, splits + 1) is None
-    assert layout_of(lengths, schedule[:, :5], splits) is None
+    schedule, splits = tensors(serial_plan(PROBE, 8, Layout.FLAGS))
+    assert layout_of(lengths, schedule.flip(0), splits, Layout) is None
+    assert layout_of(lengths, schedule, splits + 1, Layout) is None
+    assert layout_of(lengths, schedule[:, :5], splits, Layout) is None
 
 
 def engine_on(monkeypatch: pytest.MonkeyPatch, op: Any, cache_dtype: torch.dtype) -> Any:

@@ -80,8 +80,7 @@ def test_the_op_is_read_right_and_its_plan_is_ours(
         assert row[:fields] == model[:fields]
         assert not idle or not 0 <= row[0] < len(lengths)
     # What the kernel plans, field by field, and then what the engine does.
-    if max(lengths) > min(lengths):
-        assert layout_of(given, schedule, splits) is layout
+    assert layout_of(given, schedule, splits, [layout]) is layout
     engine.plan(given, torch.zeros(1, 1, dtype=torch.int32, device="cuda"), rows)
     assert engine._parts == parts
     assert torch.equal(engine._splits[: len(lengths) + 1], splits)
@@ -146,5 +145,5 @@ def test_attention_is_the_same_under_both_plans(
             **scales,
         )
         assert out.isfinite().all()
-        assert torch.equal(out.view_as(want), want)
+        assert torch.equal(out.view_as(want), want), (out.view_as(want) - want).abs().max()
         assert torch.equal(lse.reshape(-1), want_lse.reshape(-1))
