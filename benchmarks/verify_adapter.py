@@ -303,7 +303,7 @@ def markdown(info: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         "",
         "| bs | context | heads | tree | KV | floor | chain | adapter | adapter / chain | extra µs "
         "| holds | floor / adapter | stock | stock / adapter | metadata µs "
-        "| of it schedule | FlashMLA's op | prefix | prefix under the op's schedule |",
+        "| schedule µs | by FlashMLA's op | prefix | prefix under the op's schedule |",
         "|" + "---|" * 19,
     ]
     lines += [markdown_row(row) for row in rows]

@@ -56,7 +56,7 @@ def flashmla_schedule_kernel(
     ends = tl.cumsum(tl.where(present, counted + OVERHEAD, 0))
     total = tl.max(ends)
     share = tl.cdiv(total, parts)
-    cut = total * 0
+    cut = total * 0  # 0 of total's type, for the loops
     if part == parts:
         pieces = request + 1
         for _ in range(parts):
@@ -74,7 +74,7 @@ def flashmla_schedule_kernel(
         last = tl.sum((present & (ends <= stop)).to(tl.int32))
         inside = stop > border
         last = tl.where(inside, last, last - 1)
-        # Only a request's first piece may be shorter than a share; the others are one each.
+        # A request's first piece may be shorter than a share; those between are one each.
         piece = tl.cdiv(block, share)
         size = tl.sum(tl.where(request == last, length if SLOTS else blocks, 0))
         field = tl.arange(0, 8)
