@@ -8,6 +8,8 @@ Per shape, one layer's attention of a verify step:
 - ``stock``    SGLang's Triton verify kernel with the same tree as a FULL_MASK
 - ``prefix``   the adapter without its tree kernel
 - ``metadata`` everything done once per step: page table, packed mask, schedule
+- ``schedule``, ``schedule_op`` the schedule alone, by the overlay's kernel and by FlashMLA's op
+- ``prefix_op`` the prefix under the op's schedule, for what a difference of the two would cost
 - ``floor``    max(bytes / measured copy bandwidth, flops / 790 TFLOP/s)
 
 One CUDA graph holds one call per layer, every layer with its own KV cache, together more than four
@@ -163,6 +165,27 @@ class Case:
         run = self.adapter.engine.run
         return [partial(run, self.query, cache, SCALE, 1.0) for cache in self.caches]
 
+    def schedule_call(self) -> Callable[[], object]:
+        """Return a call that plans the prefixes as the adapter does."""
+        engine, plan = self.adapter.engine, self.adapter.plan
+        lengths = plan.planned_lengths[: self.requests]
+        rows = self.nodes * self.heads
+        return partial(engine.plan, lengths, plan.page_table[: self.requests], rows)
+
+    def plan_by_op(self) -> None:
+        """Let FlashMLA's op plan the prefixes, into the adapter's buffers."""
+        engine = self.adapter.engine
+        assert isinstance(engine, FlashMlaEngine)
+        engine.plan_by_op(
+            self.adapter.plan.planned_lengths[: self.requests], self.nodes * self.heads
+        )
+
+    def schedule_op_call(self) -> Callable[[], object]:
+        """Return a call that plans the prefixes with FlashMLA's op."""
+        lengths = self.adapter.plan.planned_lengths[: self.requests]
+        rows = self.nodes * self.heads
+        return partial(get_mla_metadata, lengths, rows, 1, is_fp8_kvcache=self.fp8)
+
     def chain_calls(self) -> list[Callable[[], object]]:
         """Return one call per layer of FlashMLA's causal kernel over prefix and tree."""
         lengths = (self.step.prefix_lens + self.nodes).int()
@@ -226,10 +249,14 @@ def measure(
     }
     once = {name: replay_time(graph, 3) for name, graph in graphs.items()}
     repeats = max(1, round(8 / once["chain"]))
-    rounds: dict[str, list[float]] = {name: [] for name in graphs}
+    rounds: dict[str, list[float]] = {name: [] for name in (*graphs, "prefix_op")}
     for _ in range(ROUNDS):
         for name, graph in graphs.items():
             rounds[name].append(replay_time(graph, repeats) / case.layers)
+        # The same graph, as it reads the schedule from the adapter's buffers.
+        case.plan_by_op()
+        rounds["prefix_op"].append(replay_time(graphs["prefix"], repeats) / case.layers)
+        case.schedule_call()()
     row: dict[str, Any] = {
         "requests": shape[0],
         "context": shape[1],
@@ -249,6 +276,8 @@ def measure(
     row["passes"] = row["ratio"] <= 1.10 or row["extra_us"] <= 6.0
     row["floor_fraction"] = row["floor"] / row["adapter"]
     row["metadata"] = replay_time(captured([case.prepare]), 200)
+    row["schedule"] = replay_time(captured([case.schedule_call()]), 200)
+    row["schedule_op"] = replay_time(captured([case.schedule_op_call()]), 200)
     row["metadata_kernels_us"] = kernel_times(case.prepare)
     row["attend_kernels_us"] = kernel_times(case.adapter_calls()[0])
     row["chain_kernels_us"] = kernel_times(case.chain_calls()[0])
@@ -273,8 +302,9 @@ def markdown(info: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         *FLOOR_NOTE,
         "",
         "| bs | context | heads | tree | KV | floor | chain | adapter | adapter / chain | extra µs "
-        "| holds | floor / adapter | stock | stock / adapter | metadata µs |",
-        "|" + "---|" * 15,
+        "| holds | floor / adapter | stock | stock / adapter | metadata µs "
+        "| schedule µs | by FlashMLA's op | prefix | prefix under the op's schedule |",
+        "|" + "---|" * 19,
     ]
     lines += [markdown_row(row) for row in rows]
     for row in rows:
@@ -300,7 +330,9 @@ def markdown_row(row: dict[str, Any]) -> str:
         f"| {row['requests']} | {row['context']} | {row['heads']} | {row['nodes']} "
         f"| {row['cache']} | {row['floor']:.4f} | {row['chain']:.4f} | {row['adapter']:.4f} "
         f"| {row['ratio']:.3f} | {row['extra_us']:.1f} | {'yes' if row['passes'] else 'NO'} "
-        f"| {row['floor_fraction']:.2f} | {stock} | {1000 * row['metadata']:.1f} |"
+        f"| {row['floor_fraction']:.2f} | {stock} | {1000 * row['metadata']:.1f} "
+        f"| {1000 * row['schedule']:.1f} | {1000 * row['schedule_op']:.1f} "
+        f"| {row['prefix']:.4f} | {row['prefix_op']:.4f} |"
     )
 
 

@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 import triton
+from sglang_overlay.attention.flashmla_schedule import OVERHEAD, PAGE_SIZE, Layout, warps_for
+from sglang_overlay.attention.kernels.flashmla_schedule import flashmla_schedule_kernel
 from sglang_overlay.attention.kernels.split_prefix import split_prefix_kernel
 from sglang_overlay.attention.kernels.split_prefix_hopper import split_prefix_hopper_kernel
 from sglang_overlay.attention.kernels.split_prefix_mma import split_prefix_mma_kernel
@@ -62,6 +64,7 @@ def resources(compiled: Any) -> dict[str, int]:
     found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)", text)
     assert found, text
     names = {"wgmma": "wgmma.mma_async", "mma": "\tmma.sync", "ldmatrix": "\tldmatrix.sync"}
+    names |= {"redux": "redux.sync"}
     return {
         "registers": int(found[1]),
         "stack": int(found[2]),
@@ -184,6 +187,24 @@ def compile_place_units(capability: int, *, from_table: bool, page: int) -> dict
     return resources(_finished(compiled))
 
 
+def compile_flashmla_schedule(capability: int, *, layout: str, block: int) -> dict[str, int]:
+    """Compile the planner for batches of up to ``block`` requests."""
+    driver.set_active(NamedDriver(capability))
+    number = MockTensor(torch.int32)
+    compiled = flashmla_schedule_kernel.warmup(
+        *(number, number, number),
+        *(7, 66),
+        PAGE=PAGE_SIZE,
+        OVERHEAD=OVERHEAD,
+        FLAGS=Layout[layout] is Layout.FLAGS,
+        SLOTS=Layout[layout] is Layout.SLOTS,
+        BLOCK=block,
+        num_warps=warps_for(block),
+        grid=(67,),
+    )
+    return resources(_finished(compiled))
+
+
 def _finished(compiled: Any) -> Any:
     return compiled.result() if hasattr(compiled, "result") else compiled
 
@@ -192,6 +213,7 @@ KERNELS: dict[str, Callable[..., dict[str, Any]]] = {
     "tree_merge": compile_tree_merge,
     "split_prefix": compile_split_prefix,
     "place_units": compile_place_units,
+    "flashmla_schedule": compile_flashmla_schedule,
 }
 
 

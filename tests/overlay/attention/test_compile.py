@@ -53,6 +53,17 @@ def check(sizes: list[tuple[int, int, int]], tmp_path: Path, *, fp8: bool) -> No
         assert needs["stack"] == 0, (case, needs)
 
 
+def test_the_planner_fits_sm_90_without_spilling(tmp_path: Path) -> None:
+    cases = [
+        {"kernel": "flashmla_schedule", "layout": layout, "block": block}
+        for layout, block in [("FLAGS", 128), ("SLOTS", 512), ("FLAGS", 4096)]
+    ]
+    for case, needs in needed(90, cases, tmp_path):
+        assert needs["stack"] == 0, (case, needs)
+        # The walk is one instruction a part among the lanes of a warp.
+        assert needs["redux"] > 0
+
+
 def split_case(
     capability: int, *, page: int, fp8: bool, config: SplitConfig | None = None
 ) -> dict[str, Any]:

@@ -8,11 +8,13 @@ result, without FlashMLA.
 from __future__ import annotations
 
 import torch
+from sglang_overlay.attention.flashmla_schedule import FIELDS, Layout, plan_schedule
 from sglang_overlay.attention.plan import PlanSizes, VerifyPlan, VerifyStep
 from sglang_overlay.attention.prefix import PrefixResult
 from sglang_overlay.attention.tree_merge import merge_tree
 
 from tests.support.closeness import assert_close
+from tests.support.flashmla_schedule import check_schedule
 from tests.support.prefix_reference import ReferencePrefixEngine
 from tests.support.verify_case import SCALE, full_mask, make_case
 
@@ -58,6 +60,15 @@ def main() -> None:
             want, _ = case.expected()
             assert_close(prefix.out, want, absolute=4e-2, relative=5e-3, cosine=2e-5)
         print("ok", nodes, heads, requests, flush=True)
+    for requests in (1, 33, 128, 300):
+        lengths = [(37 * index * index) % 5_000 for index in range(requests)]
+        for layout in Layout:
+            schedule = torch.empty(66, FIELDS, dtype=torch.int32, device="cuda")
+            splits = torch.empty(requests + 1, dtype=torch.int32, device="cuda")
+            given = torch.tensor(lengths, dtype=torch.int32, device="cuda")
+            plan_schedule(given, schedule, splits, layout)
+            check_schedule(schedule.tolist(), splits.tolist(), lengths, layout)
+        print("ok", "schedule", requests, flush=True)
 
 
 if __name__ == "__main__":
