@@ -28,6 +28,8 @@ from sglang_overlay.attention.kernels.split_prefix_mma import split_prefix_mma_k
 from sglang_overlay.attention.kernels.tree_merge import tree_merge_kernel
 from sglang_overlay.kvcache.kernels.place_units import place_units_kernel
 from sglang_overlay.kvcache.placement import tiles
+from sglang_overlay.tree import top_tokens
+from sglang_overlay.tree.kernels.top_tokens import merge_tokens_kernel, top_tokens_kernel
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import MockTensor
@@ -205,6 +207,40 @@ def compile_flashmla_schedule(capability: int, *, layout: str, block: int) -> di
     return resources(_finished(compiled))
 
 
+def compile_top_tokens(capability: int, *, k: int, dtype: str) -> dict[str, int]:
+    """Compile what finds the top ``k`` tokens of logits."""
+    driver.set_active(NamedDriver(capability))
+    compiled = top_tokens_kernel.warmup(
+        MockTensor(getattr(torch, dtype)),
+        MockTensor(torch.int64),
+        *(19_000, 19_000, 5, 1, 15, 0, k),
+        K=top_tokens.width(k),
+        CHUNK=top_tokens.CHUNK,
+        num_warps=top_tokens.WARPS,
+        grid=(1, 1),
+    )
+    return resources(_finished(compiled))
+
+
+def compile_merge_tokens(capability: int, *, k: int, finish: bool) -> dict[str, int]:
+    """Compile what merges the top ``k`` tokens of pieces, or of ranks."""
+    driver.set_active(NamedDriver(capability))
+    tops, log_probs = MockTensor(torch.int64), MockTensor(torch.float32)
+    compiled = merge_tokens_kernel.warmup(
+        tops,
+        None if finish else tops,
+        log_probs if finish else None,
+        tops if finish else None,
+        *(9, 15, k),
+        K=top_tokens.width(k),
+        BLOCK=top_tokens.block(k, top_tokens.CHUNK),
+        FINISH=finish,
+        num_warps=top_tokens.WARPS,
+        grid=(1,),
+    )
+    return resources(_finished(compiled))
+
+
 def _finished(compiled: Any) -> Any:
     return compiled.result() if hasattr(compiled, "result") else compiled
 
@@ -214,6 +250,8 @@ KERNELS: dict[str, Callable[..., dict[str, Any]]] = {
     "split_prefix": compile_split_prefix,
     "place_units": compile_place_units,
     "flashmla_schedule": compile_flashmla_schedule,
+    "top_tokens": compile_top_tokens,
+    "merge_tokens": compile_merge_tokens,
 }
 
 

@@ -6,18 +6,19 @@ same way. The normaliser covers the whole vocabulary, because `build` compares s
 depths. The head's padding rows take no part.
 
 Equal logits, frequent in bf16, are ordered by token id, on each device and for any split: a logit
-and its token are packed into one int64 whose order is that, so no top-k that decides sees a tie.
-Over the vocabulary that would be slow (64-bit keys of every logit), so a rank first finds the k-th
-largest logit by value, which no order of ties changes, then the k tokens that are above it or are
-the first of those equal to it, by one int32 key each. Only those k are packed.
+and its token are packed into one int64 whose order is that, so no top-k sees a tie. A row of what
+is exchanged has k such keys and the bits of the log-sum-exp. On a GPU kernels find them
+(`kernels.top_tokens`); what is here in torch does the same on a CPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+
+from sglang_overlay.tree.top_tokens import find_tokens, finish_tokens
 
 # [rows, width] int64 of this rank → [ranks, rows, width], the same on every rank.
 Gather = Callable[[torch.Tensor], torch.Tensor]
@@ -54,9 +55,9 @@ def top_log_probs(
     """Return (log_probs [tokens, k] float32, descending, candidates [tokens, k] int64).
 
     ``hidden`` [tokens, hidden size] is cast to the head's dtype, as the greedy head does. At most
-    ``max_logits`` logits (or one token's, if those are more) exist at a time, and about 16 bytes
-    are in use for each. ``k`` beyond the vocabulary gives candidates of −inf, token 0; so does
-    everything of a token whose logits are NaN or whose largest is infinite.
+    ``max_logits`` logits (or one token's, if those are more) exist at a time. ``k`` beyond the
+    vocabulary gives candidates of −inf, token 0; so does everything of a token whose logits are NaN
+    or whose largest is infinite.
 
     Raises:
         ValueError: ``k`` or a shape does not fit.
@@ -70,40 +71,45 @@ def top_log_probs(
     tokens = hidden.shape[0]
     local_rows = sum(segment.rows for segment in head.segments)
     step = max(1, max_logits // max(1, local_rows))
-    parts = [_local_top(hidden[start : start + step], head, k) for start in range(0, tokens, step)]
+    find, finish = (find_tokens, finish_tokens) if hidden.is_cuda else (_find, _finish)
+    steps = [hidden[at : at + step] for at in range(0, tokens, step)]
+    parts = [find(_logits(each, head), each.shape[0], k) for each in steps]
     if not parts:
         return (
             torch.empty(0, k, dtype=torch.float32, device=hidden.device),
             torch.empty(0, k, dtype=torch.int64, device=hidden.device),
         )
-    local = torch.cat(parts)
+    local = torch.cat(parts) if len(parts) > 1 else parts[0]
     gathered = local[None] if head.gather is None else head.gather(local)
-    return _merge(gathered, k)
+    return finish(gathered, k)
 
 
-def _local_top(hidden: torch.Tensor, head: VocabParallelHead, k: int) -> torch.Tensor:
-    """Return [tokens, k + 1] int64: the packed top-k of this rank's rows, and their log-sum-exp."""
+def _logits(hidden: torch.Tensor, head: VocabParallelHead) -> list[tuple[torch.Tensor, int]]:
+    """Return per segment of the head its logits [tokens, rows] and its first token."""
     hidden = hidden.to(head.weight.dtype)
-    packed = [torch.full((hidden.shape[0], k), _NOTHING, device=hidden.device)]
-    sums = []
-    for segment in head.segments:
-        if segment.rows == 0:
-            continue
-        weight = head.weight[segment.row : segment.row + segment.rows]
-        logits = torch.matmul(hidden, weight.T)
+    # A rank without a token still takes part.
+    segments = [each for each in head.segments if each.rows] or head.segments[:1]
+    return [
+        (torch.matmul(hidden, head.weight[each.row : each.row + each.rows].T), each.token)
+        for each in segments
+    ]
+
+
+def _find(parts: Sequence[tuple[torch.Tensor, int]], rows: int, k: int) -> torch.Tensor:
+    """Return what `top_tokens.find_tokens` does."""
+    device = parts[0][0].device
+    keys = [torch.full((rows, k), _NOTHING, device=device)]
+    sums = [torch.full((rows,), float("-inf"), device=device)]
+    for logits, token in parts:
         sums.append(torch.logsumexp(logits.float(), dim=1))
-        first = _first_rows(logits, min(k, segment.rows))
-        packed.append(_pack(logits.gather(1, first).float(), first + segment.token))
-    top = torch.cat(packed, dim=1).topk(k, dim=1).values
-    normaliser = torch.full((hidden.shape[0],), float("-inf"), device=hidden.device)
-    for one in sums:
-        normaliser = torch.logaddexp(normaliser, one)
-    bits = normaliser.float().view(torch.int32).long()
-    return torch.cat([top, bits[:, None]], dim=1)
+        keys.append(_pack(logits.float(), torch.arange(token, token + logits.shape[1])))
+    top = torch.cat(keys, dim=1).topk(k, dim=1).values
+    normaliser = torch.logsumexp(torch.stack(sums), dim=0)
+    return torch.cat([top, normaliser.view(torch.int32).long()[:, None]], dim=1)
 
 
-def _merge(gathered: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the result from every rank's [ranks, tokens, k + 1]."""
+def _finish(gathered: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what `top_tokens.finish_tokens` does."""
     ranks, tokens, _ = gathered.shape
     keys = gathered[:, :, :k].transpose(0, 1).reshape(tokens, ranks * k)
     logits, candidates = _unpack(keys.topk(k, dim=1).values)
@@ -114,27 +120,10 @@ def _merge(gathered: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.where(known, log_probs, float("-inf")), torch.where(known, candidates, 0)
 
 
-def _first_rows(logits: torch.Tensor, k: int) -> torch.Tensor:
-    """Return [tokens, k] int64, in no order: the rows of the k largest ``logits`` [tokens, rows].
-
-    Of equal ones the smaller rows are taken. Where a logit is NaN the rows are any.
-    """
-    rows = logits.shape[1]
-    # Which of equal logits this one finds is arbitrary; the smallest value is not.
-    least = logits.topk(k, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
-    earlier = torch.arange(rows, 0, -1, dtype=torch.int32, device=logits.device)
-    # Fewer than k are above, and with those that are equal there are k at least: keys of 0 lose.
-    keys = torch.where(logits >= least, earlier, 0)
-    keys = torch.where(logits > least, earlier + rows, keys)
-    best = keys.topk(k, dim=1, sorted=False).values
-    # The keys of a row with NaN may be 0.
-    return (-best).remainder_(rows).long()
-
-
 def _pack(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """Return int64 keys that are ordered as (logit, then the smaller token) is.
 
-    ``logits`` float32 and ``tokens`` int64 have one shape.
+    ``logits`` are float32, ``tokens`` int64; their shapes broadcast.
     """
     # −0 and +0 are equal; adding +0 makes their bits so.
     bits = (logits + 0.0).view(torch.int32)

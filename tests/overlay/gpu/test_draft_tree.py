@@ -8,6 +8,7 @@ from sglang_overlay.tree.accept import launch_walk, walk
 from sglang_overlay.tree.build import build_tree
 from sglang_overlay.tree.layout import DraftTree
 from sglang_overlay.tree.marginals import Segment, VocabParallelHead, top_log_probs
+from sglang_overlay.tree.top_tokens import find_tokens, finish_tokens
 
 from tests.support.gpu import no_synchronisation
 
@@ -113,4 +114,22 @@ def test_marginals_order_ties_by_token_and_do_not_wait() -> None:
     assert (order.values[:, :255].diff(dim=1) == 0).sum() > 33
     assert torch.equal(tokens, order.indices[:, :255])
     want = torch.log_softmax(logits, dim=1).gather(1, tokens)
+    assert (values.double() - want).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(("vocabulary", "rows", "k"), [(19_000, 15, 63), (152_064, 120, 255)])
+def test_the_top_tokens_are_those_of_a_stable_sort(
+    vocabulary: int, rows: int, k: int, dtype: torch.dtype
+) -> None:
+    """In two parts, and many values equal; k of both widths that trees ask for."""
+    torch.manual_seed(0)
+    logits = (torch.randn(rows, vocabulary, device="cuda") * 8).round().to(dtype) / 4
+    logits[0, 1000:2000] = float("-inf")
+    cut = vocabulary - 100
+    parts = [(logits[:, :cut], 0), (logits[:, cut:], cut)]
+    values, tokens = finish_tokens(find_tokens(parts, rows, k)[None], k)
+    order = logits.double().sort(dim=1, descending=True, stable=True).indices[:, :k]
+    assert torch.equal(tokens, order)
+    want = torch.log_softmax(logits.double(), dim=1).gather(1, order)
     assert (values.double() - want).abs().max() < 1e-4

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sglang_overlay.tree import marginals
 from sglang_overlay.tree.marginals import Gather, Segment, VocabParallelHead, top_log_probs
 
 Result = tuple[torch.Tensor, torch.Tensor]
@@ -165,46 +164,6 @@ def test_no_more_logits_than_stated_exist_at_once(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch, "matmul", counting)
     top_log_probs(torch.randn(50, 4), whole(torch.randn(100, 4)), 3, max_logits=1000)
     assert sizes == [1000] * 5
-
-
-def slowly(logits: torch.Tensor, k: int) -> list[list[int]]:
-    """Return the rows that ``sorted`` puts first, largest logit and then smallest row first."""
-    return [
-        sorted(range(len(row)), key=lambda token: (-row[token], token))[:k]
-        for row in logits.tolist()
-    ]
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    rows=st.lists(
-        st.lists(
-            st.sampled_from([float("-inf"), -3.0, -0.0, 0.0, 1e-45, 2.5, float("inf")]),
-            min_size=13,
-            max_size=13,
-        ),
-        min_size=1,
-        max_size=4,
-    ),
-    k=st.integers(1, 13),
-    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
-)
-def test_the_first_rows_are_those_of_a_plain_sort(
-    rows: list[list[float]], k: int, dtype: torch.dtype
-) -> None:
-    """Ties over the k-th place, signed zeros, a denormal and both infinities."""
-    logits = torch.tensor(rows).to(dtype)
-    found = marginals._first_rows(logits, k)
-    assert found.dtype is torch.int64
-    assert found.sort(dim=1).values.tolist() == [sorted(row) for row in slowly(logits, k)]
-
-
-def test_rows_with_nan_stay_inside_the_head() -> None:
-    logits = torch.tensor([[float("nan")] * 5, [1.0, float("nan"), 3.0, float("nan"), 2.0]])
-    for k in range(1, 6):
-        found = marginals._first_rows(logits, k)
-        assert found.shape == (2, k)
-        assert ((found >= 0) & (found < 5)).all()
 
 
 def test_one_token_fills_a_flat_head_in_order() -> None:
