@@ -4,6 +4,7 @@ The kernel of `split_prefix_hopper` lets all warps do the same at once. Here 16 
 groups, so that the tensor cores have work while one group computes the softmax and another the
 addresses of its copies. The groups meet at barriers in shared memory alone:
 
+- ``asked``: the queries are there, if they had to be converted
 - ``full``: a piece of a tile's columns is there; ``free``: its outputs are done
 - ``faded``: how far the outputs shrink is known; ``weighed``: the weights are there; ``spent``: the
   outputs have read them
@@ -101,7 +102,7 @@ def point(base, rows, column: gl.constexpr, WIDTH: gl.constexpr, layout: gl.cons
 @gluon.jit
 def copy_tiles(asking, loading, NODES: gl.constexpr, HEADS: gl.constexpr, PAGE: gl.constexpr):
     """Load the queries, then tile after tile, 16-bit rows: the group that loads."""
-    query, q, q_rope, request, block, query_token, query_head = asking
+    query, q, q_rope, _asked, request, block, query_token, query_head = asking
     cache, table, k, k_rope, full, free, start, end, length, cache_slot = loading
     rows = place_queries(request, block, query_token, query_head, NODES, HEADS)
     async_copy.async_copy_global_to_shared(q_rope.index(0), point(query, rows, LATENT, ROPE, COPY))
@@ -208,16 +209,19 @@ def convert_tiles(loading, PAGE: gl.constexpr):
 
 
 @gluon.jit
-def convert_queries(asking, NODES: gl.constexpr, HEADS: gl.constexpr):
-    """Store the queries as float16."""
-    query, q, q_rope, request, block, query_token, query_head = asking
+def convert_queries(asking, HALF: gl.constexpr, NODES: gl.constexpr, HEADS: gl.constexpr):
+    """Store one half of the queries' columns as float16."""
+    query, q, q_rope, asked, request, block, query_token, query_head = asking
     rows = place_queries(request, block, query_token, query_head, NODES, HEADS)
-    q_rope.index(0).store(gl.load(point(query, rows, LATENT, ROPE, COPY)).to(gl.float16))
-    for chunk in gl.static_range(CHUNKS):
+    if HALF == 0:
+        part = gl.load(point(query, rows, LATENT, ROPE, COPY))
+        q_rope.index(0).store(part.to(gl.float16))
+    for chunk in gl.static_range(2 * HALF, 2 * HALF + 2):
         part = gl.load(point(query, rows, chunk * CHUNK, CHUNK, COPY))
         q.index(chunk).store(part.to(gl.float16))
     fence_async_shared()
     gl.thread_barrier()
+    mbarrier.arrive(asked, count=1)
 
 
 @gluon.jit
@@ -230,11 +234,11 @@ def score_tiles(
     HEADS: gl.constexpr,
 ):
     """Compute scores and weights tile after tile, and write the lse: the group that scores."""
-    _query, q, q_rope, _request, block, _query_token, _query_head = asking
+    _query, q, q_rope, asked, _request, block, _query_token, _query_head = asking
     k, k_rope, weights, fades, full, free, faded, weighed, spent, start, end, length = scoring
     part_lse, score_scale, value_scale = finishing
     if CONVERT:
-        convert_queries(asking, NODES, HEADS)
+        mbarrier.wait(asked, 0)
     top = gl.full([ROWS], float("-inf"), gl.float32, SCORE_ROWS)
     total = gl.zeros([ROWS], gl.float32, SCORE_ROWS)
     slot = 0
@@ -286,13 +290,17 @@ def score_tiles(
 
 @gluon.jit
 def add_outputs(
+    asking,
     adding,
+    CONVERT: gl.constexpr,
     HALF: gl.constexpr,
     NODES: gl.constexpr,
     HEADS: gl.constexpr,
 ):
     """Add up one half of the columns of the outputs, and write it: a group that adds."""
     k, weights, fades, free, faded, weighed, spent, part_out, block, start, end = adding
+    if CONVERT:
+        convert_queries(asking, HALF, NODES, HEADS)
     low = gl.zeros([ROWS, CHUNK], gl.float32, OUTPUTS)
     high = gl.zeros([ROWS, CHUNK], gl.float32, OUTPUTS)
     slot = 0
@@ -366,6 +374,7 @@ def split_prefix_roles_kernel(
         full = gl.allocate_shared_memory(gl.int64, [2 * PIECES, 1], mbarrier.MBarrierLayout())
         free = gl.allocate_shared_memory(gl.int64, [2 * PIECES, 1], mbarrier.MBarrierLayout())
         faded = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+        asked = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
         weighed = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
         spent = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
         for piece in gl.static_range(2 * PIECES):
@@ -373,13 +382,14 @@ def split_prefix_roles_kernel(
             mbarrier.init(free.index(piece), count=1)
         for slot in gl.static_range(2):
             mbarrier.init(faded.index(slot), count=1)
+        mbarrier.init(asked, count=2)
         mbarrier.init(weighed, count=1)
         mbarrier.init(spent, count=2)
         gl.thread_barrier()
         first = worker * (NODES * HEADS)
         out = part_out + first * LATENT
         lse = part_lse + first
-        asking = (query, q, q_rope, request, block, query_token, query_head)
+        asking = (query, q, q_rope, asked, request, block, query_token, query_head)
         loading = (cache, table, k, k_rope, full, free, start, end, length, cache_slot)
         scoring = (k, k_rope, weights, fades, full, free, faded, weighed, spent, start, end, length)
         finishing = (lse, score_scale, value_scale)
@@ -388,8 +398,8 @@ def split_prefix_roles_kernel(
         if FP8:
             gl.warp_specialize(
                 [
-                    (add_outputs, (adding, 0, NODES, HEADS)),
-                    (add_outputs, (adding, 1, NODES, HEADS)),
+                    (add_outputs, (asking, adding, True, 0, NODES, HEADS)),
+                    (add_outputs, (asking, adding, True, 1, NODES, HEADS)),
                     (score_tiles, (asking, scoring, finishing, True, NODES, HEADS)),
                     (convert_tiles, (loading, PAGE)),
                 ],
@@ -399,8 +409,8 @@ def split_prefix_roles_kernel(
         else:
             gl.warp_specialize(
                 [
-                    (add_outputs, (adding, 0, NODES, HEADS)),
-                    (add_outputs, (adding, 1, NODES, HEADS)),
+                    (add_outputs, (asking, adding, False, 0, NODES, HEADS)),
+                    (add_outputs, (asking, adding, False, 1, NODES, HEADS)),
                     (score_tiles, (asking, scoring, finishing, False, NODES, HEADS)),
                     (copy_tiles, (asking, loading, NODES, HEADS, PAGE)),
                 ],
