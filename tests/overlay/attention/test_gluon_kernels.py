@@ -153,7 +153,7 @@ FAULTS = {
         ("slot * PIECES), phase ^ 1)", "slot * PIECES), phase)"),
         ("mbarrier.arrive(free.index(freed), count=1)", "pass"),
         ("mbarrier.wait(spent, slot ^ 1)", "pass"),
-        ("mbarrier.wait(free.index(slot * PIECES + 1 + chunk), phase ^ 1)", "pass"),
+        ("mbarrier.wait(free.index(piece), phase ^ 1)", "pass"),
         ("mbarrier.wait(full.index(here + 1 + chunk), phase)", "pass"),
         ("mbarrier.wait(weighed, slot)", "pass"),
         ("mbarrier.wait(faded.index(slot), phase)", "pass"),

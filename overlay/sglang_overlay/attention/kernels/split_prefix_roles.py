@@ -10,7 +10,8 @@ addresses of its copies. The groups meet at barriers in shared memory alone:
   outputs have read them
 
 A tile's columns are five pieces, the rope columns and four chunks. Two tiles are held, and a piece
-is loaded over as soon as it is free.
+is loaded over as soon as it is free. One group adds the first two chunks, one the others, so the
+first and the third are free first, and loaded and scored first.
 
 Rows of fp8 are loaded into registers a tile ahead, and stored as float16, which holds every fp8
 number; so are the queries and the weights.
@@ -100,6 +101,17 @@ def point(base, rows, column: gl.constexpr, WIDTH: gl.constexpr, layout: gl.cons
 
 
 @gluon.jit
+def copy_chunk(cache, rows, k, full, free, slot, phase, chunk: gl.constexpr):
+    """Load one chunk of a tile's rows once its place is free."""
+    piece = slot * PIECES + 1 + chunk
+    mbarrier.wait(free.index(piece), phase ^ 1)
+    async_copy.async_copy_global_to_shared(
+        k.index(slot * CHUNKS + chunk), point(cache, rows, chunk * CHUNK, CHUNK, COPY)
+    )
+    async_copy.mbarrier_arrive(full.index(piece), increment_count=False)
+
+
+@gluon.jit
 def copy_tiles(asking, loading, NODES: gl.constexpr, HEADS: gl.constexpr, PAGE: gl.constexpr):
     """Load the queries, then tile after tile, 16-bit rows: the group that loads."""
     query, q, q_rope, _asked, request, block, query_token, query_head = asking
@@ -122,12 +134,8 @@ def copy_tiles(asking, loading, NODES: gl.constexpr, HEADS: gl.constexpr, PAGE: 
             k_rope.index(slot), point(cache, rows, LATENT, ROPE, COPY)
         )
         async_copy.mbarrier_arrive(full.index(slot * PIECES), increment_count=False)
-        for chunk in gl.static_range(CHUNKS):
-            mbarrier.wait(free.index(slot * PIECES + 1 + chunk), phase ^ 1)
-            async_copy.async_copy_global_to_shared(
-                k.index(slot * CHUNKS + chunk), point(cache, rows, chunk * CHUNK, CHUNK, COPY)
-            )
-            async_copy.mbarrier_arrive(full.index(slot * PIECES + 1 + chunk), increment_count=False)
+        for step in gl.static_range(CHUNKS):
+            copy_chunk(cache, rows, k, full, free, slot, phase, step % 2 * 2 + step // 2)
         phase = phase ^ slot
         slot = 1 - slot
 
@@ -180,7 +188,7 @@ def convert_tiles(loading, PAGE: gl.constexpr):
     page = find_pages(table, start + TILE, length, PAGE, WORD_ROWS)
     rope = load_rope(words, rows)
     word0 = load_words(words, rows, 0)
-    word1 = load_words(words, rows, 1)
+    word1 = load_words(words, rows, 2)
     slot = 0
     phase = 0
     for position in range(start, end, TILE):
@@ -189,21 +197,21 @@ def convert_tiles(loading, PAGE: gl.constexpr):
         store_words(k_rope.index(slot), rope, full.index(here))
         mbarrier.wait(free.index(here + 1), phase ^ 1)
         store_words(k.index(slot * CHUNKS), word0, full.index(here + 1))
-        word0 = load_words(words, rows, 2)
-        mbarrier.wait(free.index(here + 2), phase ^ 1)
-        store_words(k.index(slot * CHUNKS + 1), word1, full.index(here + 2))
+        word0 = load_words(words, rows, 1)
+        mbarrier.wait(free.index(here + 3), phase ^ 1)
+        store_words(k.index(slot * CHUNKS + 2), word1, full.index(here + 3))
         word1 = load_words(words, rows, 3)
         # Behind the last tile, its last row is loaded again, and not used.
         after = gl.minimum(position + TILE, length - 1)
         rows = place_rows(page, after, length, stride, PAGE, WORD_ROWS)
         page = find_pages(table, after + TILE, length, PAGE, WORD_ROWS)
         rope = load_rope(words, rows)
-        mbarrier.wait(free.index(here + 3), phase ^ 1)
-        store_words(k.index(slot * CHUNKS + 2), word0, full.index(here + 3))
+        mbarrier.wait(free.index(here + 2), phase ^ 1)
+        store_words(k.index(slot * CHUNKS + 1), word0, full.index(here + 2))
         word0 = load_words(words, rows, 0)
         mbarrier.wait(free.index(here + 4), phase ^ 1)
         store_words(k.index(slot * CHUNKS + 3), word1, full.index(here + 4))
-        word1 = load_words(words, rows, 1)
+        word1 = load_words(words, rows, 2)
         phase = phase ^ slot
         slot = 1 - slot
 
@@ -255,7 +263,8 @@ def score_tiles(
             use_acc=False,
             is_async=True,
         )
-        for chunk in gl.static_range(CHUNKS):
+        for step in gl.static_range(CHUNKS):
+            chunk = step % 2 * 2 + step // 2
             mbarrier.wait(full.index(here + 1 + chunk), phase)
             fence_async_shared()
             tile = k.index(slot * CHUNKS + chunk).permute((1, 0))
@@ -273,12 +282,12 @@ def score_tiles(
         mbarrier.arrive(faded.index(slot), count=1)
         mbarrier.arrive(free.index(here), count=1)
         weight = gl.exp2(score * score_scale - higher[:, None])
-        total = total * fade + gl.sum(weight, axis=1)
         mbarrier.wait(spent, slot ^ 1)
         weights.store(weight.to(weights.dtype))
         fence_async_shared()
         gl.thread_barrier()
         mbarrier.arrive(weighed, count=1)
+        total = total * fade + gl.sum(weight, axis=1)
         phase = phase ^ slot
         slot = 1 - slot
     fades.index(slot).store(value_scale / total)
