@@ -10,6 +10,10 @@ Asynchronous work happens as `Order` says. Late, a copy lands only at the wait t
 its target is NaN until then, and a product reads shared memory only at its wait; early, both happen
 at once. A kernel that waits properly gives the same numbers in every order. Warps do not run apart
 here, so a barrier that the compiler is to insert is taken for granted.
+
+The partitions of a kernel that gives its warps roles take turns: one runs until it waits at a
+barrier in shared memory that is not complete. A late copy that arrives at such a barrier does so
+only when nothing else can go on; where copies are early, the last partition goes on first.
 """
 
 from __future__ import annotations
@@ -17,8 +21,10 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import itertools
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -66,7 +72,15 @@ class Value:
             return SimpleNamespace(element_ty=_OF_TORCH[self.memory.dtype])
         return _OF_TORCH[self.data.dtype]
 
-    def to(self, dtype: Any) -> Value:
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.data.shape)
+
+    def to(self, dtype: Any, bitcast: bool = False) -> Value:
+        if isinstance(dtype, gl.pointer_type):
+            assert bitcast
+            assert self.data == 0, "only whole tensors are seen as another type"
+            return Value(self.data, None, self.memory.view(_TO_TORCH[str(dtype.element_ty)]))
         return Value(self.data.to(_TO_TORCH[str(dtype)]), self.layout)
 
     def __getitem__(self, slices: tuple[Any, ...]) -> Value:
@@ -131,6 +145,7 @@ _OPERATIONS: dict[str, Callable[..., torch.Tensor]] = {
     "ne": torch.ne,
     "and": torch.bitwise_and,
     "or": torch.bitwise_or,
+    "xor": torch.bitwise_xor,
 }
 for _name, _operation in _OPERATIONS.items():
     setattr(Value, f"__{_name}__", lambda a, b, o=_operation: _combined(o, a, b))
@@ -140,13 +155,20 @@ for _name, _operation in _OPERATIONS.items():
 class Shared:
     """A view of shared memory: its elements, and per element what still has to be ordered."""
 
-    def __init__(self, data: torch.Tensor, read: torch.Tensor, landed: torch.Tensor) -> None:
+    def __init__(
+        self,
+        emulation: Emulation,
+        data: torch.Tensor,
+        read: torch.Tensor,
+        landed: torch.Tensor,
+    ) -> None:
+        self.emulation = emulation
         self.data = data
         self.read = read  # by a product, and not every warp is known to be past it
-        self.landed = landed  # by a copy, and no fence since
+        self.landed = landed  # by a copy or a store, and no fence since
 
     def _view(self, view: Callable[[torch.Tensor], torch.Tensor]) -> Shared:
-        return Shared(view(self.data), view(self.read), view(self.landed))
+        return Shared(self.emulation, view(self.data), view(self.read), view(self.landed))
 
     @property
     def dtype(self) -> Any:
@@ -164,8 +186,9 @@ class Shared:
         return self._view(lambda tensor: tensor.permute(*order))
 
     def _reinterpret(self, dtype: Any, shape: Sequence[int], layout: Any) -> Shared:
-        assert (self.dtype, tuple(shape)) == (dtype, self.data.shape), "only another layout"
-        return self
+        data = self.data.view(_TO_TORCH[str(dtype)])
+        assert data.shape == tuple(shape), (data.shape, shape)
+        return Shared(self.emulation, data, self.read, self.landed)
 
     def load(self, layout: Any) -> Value:
         return Value(self.data.clone(), layout)
@@ -175,6 +198,10 @@ class Shared:
         assert value.data.dtype == self.data.dtype, (value.data.dtype, self.data.dtype)
         assert not self.read.any(), "stored before every warp passed a barrier"
         self.data.copy_(value.data)
+        program = self.emulation.program
+        program.stored = True
+        self.landed.fill_(True)
+        program.landed.append(self)
 
 
 @dataclass
@@ -204,6 +231,83 @@ class Program:
     products: list[Product] = field(default_factory=list)
     read: list[Shared] = field(default_factory=list)
     landed: list[Shared] = field(default_factory=list)
+    stored: bool = False  # and not every warp is known to be past it
+    warps: int = 0
+
+    def check_done(self) -> None:
+        """See that nothing is left under way."""
+        assert not self.products, "a product is never waited for"
+
+
+@dataclass
+class Barrier:
+    """A barrier in shared memory."""
+
+    count: int
+    pending: int
+    phase: int = 0
+
+    def arrive(self, count: int) -> None:
+        assert self.pending >= count, "more arrive than the barrier expects"
+        self.pending -= count
+        if self.pending == 0:
+            self.pending = self.count
+            self.phase ^= 1
+
+
+class Stopped(Exception):
+    """Another partition has failed."""
+
+
+class Partition:
+    """A role's warps, in a thread that runs only when it is given the turn."""
+
+    def __init__(self, emulation: Emulation, program: Program, call: Callable[[], None]) -> None:
+        self._emulation, self.program, self._call = emulation, program, call
+        self._turn, self._back = threading.Semaphore(0), threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.ready: Callable[[], bool] = lambda: True
+        self.failure: BaseException | None = None
+        self.ended = self.stopped = False
+
+    def _run(self) -> None:
+        self._turn.acquire()
+        try:
+            if not self.stopped:
+                self._call()
+                self.program.check_done()
+        except Stopped:
+            pass
+        except Exception as failure:  # noqa: BLE001 it is raised where the turns are given
+            self.failure = failure
+        self.ended = True
+        self._back.release()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def resume(self) -> None:
+        """Run until the partition waits or ends; raise what it raised."""
+        self._emulation.program = self.program
+        self._turn.release()
+        self._back.acquire()
+        if self.failure is not None:
+            raise self.failure
+
+    def wait(self, ready: Callable[[], bool]) -> None:
+        """Give the turn back until ``ready``; called by the partition itself."""
+        while not ready():
+            self.ready = ready
+            self._back.release()
+            self._turn.acquire()
+            if self.stopped:
+                raise Stopped
+        self.ready = lambda: True
+
+    def stop(self) -> None:
+        self.stopped = True
+        self._turn.release()
+        self._thread.join()
 
 
 class Emulation:
@@ -212,6 +316,9 @@ class Emulation:
     def __init__(self, order: Order) -> None:
         self.order = order
         self.program = Program(place=())
+        self._barriers: dict[int, Barrier] = {}
+        self._partitions: list[Partition] = []
+        self._arrivals: list[Callable[[], None]] = []
 
     # --- gluon.language -------------------------------------------------------------------------
 
@@ -251,13 +358,50 @@ class Emulation:
         return Value(value.data, layout)
 
     def allocate_shared_memory(self, dtype: Any, shape: Sequence[int], layout: Any) -> Shared:
-        data = torch.full(tuple(shape), NAN, dtype=_TO_TORCH[str(dtype)])
-        return Shared(data, torch.zeros_like(data).bool(), torch.zeros_like(data).bool())
+        kind = _TO_TORCH[str(dtype)]
+        data = torch.full(tuple(shape), NAN if kind.is_floating_point else -1, dtype=kind)
+        return Shared(self, data, torch.zeros_like(data).bool(), torch.zeros_like(data).bool())
 
     def thread_barrier(self) -> None:
         for view in self.program.read:
             view.read.fill_(False)
         self.program.read.clear()
+        self.program.stored = False
+
+    def warp_specialize(
+        self, roles: Sequence[Any], warps: Sequence[int], registers: Sequence[int]
+    ) -> None:
+        """Run the partitions in turns until all have ended."""
+        assert len(roles) == len(warps) + 1 == len(registers) + 1
+        outer = self.program
+        self._partitions = [
+            Partition(
+                self,
+                Program(place=outer.place, warps=count),
+                partial(function, *arguments),
+            )
+            for (function, arguments), count in zip(roles, [4, *warps], strict=True)
+        ]
+        for partition in self._partitions:
+            partition.start()
+        try:
+            while any(not partition.ended for partition in self._partitions):
+                able = [each for each in self._partitions if not each.ended and each.ready()]
+                if able:
+                    # A partition that loads stands last.
+                    able[0 if self.order.late_copies else -1].resume()
+                else:
+                    assert self._arrivals, "every partition waits for another"
+                    self._arrivals.pop(0)()
+        finally:
+            for partition in self._partitions:
+                partition.stop()
+        self.program = outer
+
+    def widen(self, words: Value) -> Value:
+        """Do what the kernel's function of this name does in PTX."""
+        wide = words.data.view(torch.float8_e4m3fn).to(torch.float16)
+        return Value(wide.view(torch.int32), words.layout)
 
     def language(self) -> SimpleNamespace:
         def elementwise(operation: Callable[..., torch.Tensor]) -> Callable[[Value], Value]:
@@ -267,11 +411,12 @@ class Emulation:
             return lambda left, right: _combined(operation, left, right)
 
         names = ["program_id", "arange", "full", "zeros", "load", "store", "where"]
-        names += ["convert_layout", "allocate_shared_memory", "thread_barrier"]
+        names += ["convert_layout", "allocate_shared_memory", "thread_barrier", "warp_specialize"]
         same = [name for name in dir(gl) if name.endswith("Layout") or "float" in name]
         return SimpleNamespace(
             **{name: getattr(self, name) for name in names},
             **{name: getattr(gl, name) for name in [*same, "int32", "int64", "constexpr"]},
+            pointer_type=gl.pointer_type,
             **{name: elementwise(getattr(torch, name)) for name in ("exp2", "log2")},
             **{name: pairwise(getattr(torch, name)) for name in ("minimum", "maximum")},
             max=lambda value, axis: self.reduced(torch.amax, value, axis),
@@ -292,7 +437,8 @@ class Emulation:
         def land() -> None:
             target.data[live] = values[live]
             target.landed.fill_(True)
-            self.program.landed.append(target)
+            for program in (self.program, *(other.program for other in self._partitions)):
+                program.landed.append(target)
 
         if self.order.late_copies:
             target.data[live] = torch.full_like(values, NAN)[live]
@@ -310,6 +456,21 @@ class Emulation:
             for land in self.program.groups.pop(0):
                 land()
         self.thread_barrier()  # Triton puts one behind every such wait.
+
+    def mbarrier_arrive(self, barrier: Shared, increment_count: bool = True) -> None:
+        assert not increment_count, "only arrivals that the barrier counts on are emulated"
+        copies, self.program.uncommitted = self.program.uncommitted, []
+        threads = 32 * self.program.warps
+
+        def arrive() -> None:
+            for land in copies:
+                land()
+            self._barrier(barrier).arrive(threads)
+
+        if self.order.late_copies:
+            self._arrivals.append(arrive)
+        else:
+            arrive()
 
     def mma_v2(self, a: Value, b: Value, acc: Value) -> Value:
         for index, operand in enumerate((a, b)):
@@ -365,6 +526,32 @@ class Emulation:
     def _shape(self, product: Product) -> tuple[int, int]:
         return product.left.data.shape[0], product.right.data.shape[1]
 
+    # --- nvidia.hopper.mbarrier -----------------------------------------------------------------
+
+    def _barrier(self, barrier: Shared) -> Barrier:
+        assert barrier.data.shape == (1,), barrier.data.shape
+        return self._barriers[barrier.data.data_ptr()]
+
+    def barriers(self) -> SimpleNamespace:
+        def init(barrier: Shared, count: int) -> None:
+            assert barrier.data.shape == (1,), barrier.data.shape
+            self._barriers[barrier.data.data_ptr()] = Barrier(count, count)
+            self.program.stored = True
+
+        def wait(barrier: Shared, phase: int) -> None:
+            state = self._barrier(barrier)
+            (partition,) = (each for each in self._partitions if each.program is self.program)
+            partition.wait(lambda: state.phase != phase)
+
+        def arrive(barrier: Shared, count: int) -> None:
+            # One thread arrives, for all.
+            assert not self.program.stored, "arrived before every warp passed a barrier"
+            assert not self.program.read, "arrived before every warp passed a barrier"
+            self._barrier(barrier).arrive(count)
+
+        layout = hopper.mbarrier.MBarrierLayout
+        return SimpleNamespace(init=init, wait=wait, arrive=arrive, MBarrierLayout=layout)
+
     # --- kernels --------------------------------------------------------------------------------
 
     def kernel(self, source: Path, name: str) -> EmulatedKernel:
@@ -386,6 +573,10 @@ class Emulation:
             return self.language()
         if value is ampere.async_copy:
             return self
+        if value is hopper.mbarrier:
+            return self.barriers()
+        if name == "widen":
+            return self.widen
         if isinstance(value, gl.constexpr):
             return value.value
         if isinstance(value, GluonJITFunction):
@@ -413,7 +604,7 @@ class EmulatedKernel:
         for place in itertools.product(*map(range, grid)):
             self._emulation.program = Program(place=place)
             self._function(*values, **named)
-            assert not self._emulation.program.products, "a product is never waited for"
+            self._emulation.program.check_done()
 
 
 def _argument(argument: Any) -> Value:

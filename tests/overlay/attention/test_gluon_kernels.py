@@ -12,7 +12,7 @@ from sglang_overlay.attention import kernels
 from sglang_overlay.attention.adapter import VerifyAdapter
 from sglang_overlay.attention.plan import PlanSizes, VerifyPlan
 from sglang_overlay.attention.portable import PortableEngine
-from sglang_overlay.attention.split_config import MMA, WGMMA, SplitConfig
+from sglang_overlay.attention.split_config import MMA, ROLES, WGMMA, SplitConfig
 
 from tests.support.closeness import assert_close
 from tests.support.gluon_emulation import ORDERS, EmulatedKernel, Emulation, Order
@@ -21,6 +21,7 @@ from tests.support.verify_case import SCALE, VerifyCase, make_case
 
 KERNELS = [
     ("split_prefix_hopper", replace(WGMMA, least_tiles=1)),
+    ("split_prefix_roles", replace(ROLES, least_tiles=1)),
     ("split_prefix_mma", replace(MMA, least_tiles=1)),
 ]
 FOLDER = Path(str(kernels.__file__)).parent
@@ -88,12 +89,13 @@ def test_bf16(module: str, config: SplitConfig, monkeypatch: pytest.MonkeyPatch)
     assert_close(lse, want_lse, absolute=2e-5, relative=2e-6, cosine=1e-10)
 
 
-def test_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("module", "config"), KERNELS[1:])
+def test_fp8(module: str, config: SplitConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Queries of bf16 and rows of fp8, whose products meet as float16."""
-    emulate(monkeypatch, "split_prefix_mma", ORDERS[0])
+    emulate(monkeypatch, module, ORDERS[0])
     dtypes = {"dtype": torch.bfloat16, "cache_dtype": torch.float8_e4m3fn}
     case = make_case([300, 70], ["chain"] * 2, 9, 8, cache_scale=0.5, **dtypes)
-    out, lse, _ = attend(case, MMA, 64)
+    out, lse, _ = attend(case, config, 64)
     want, want_lse = expected(case)
     assert_close(out, want, absolute=2e-2, relative=4e-3, cosine=1e-5)
     assert_close(lse, want_lse, absolute=2e-5, relative=2e-6, cosine=1e-10)
@@ -145,6 +147,29 @@ FAULTS = {
         ("columns < length", "columns <= length"),
         ("slot = 1 - slot", "slot = slot"),
         ("(weight, k.index(here + 1)", "(weight, k.index(here + 2)"),
+        ("row // HEADS", "row // (HEADS + 1)"),
+    ],
+    "split_prefix_roles": [
+        ("slot * PIECES), phase ^ 1)", "slot * PIECES), phase)"),
+        ("mbarrier.arrive(free.index(freed), count=1)", "pass"),
+        ("mbarrier.wait(spent, slot ^ 1)", "pass"),
+        ("mbarrier.wait(free.index(piece), phase ^ 1)", "pass"),
+        ("mbarrier.wait(full.index(here + 1 + chunk), phase)", "pass"),
+        ("mbarrier.wait(weighed, slot)", "pass"),
+        ("mbarrier.wait(faded.index(slot), phase)", "pass"),
+        ("            fence_async_shared()\n            tile", "            tile"),
+        (
+            "        fence_async_shared()\n        gl.thread_barrier()\n",
+            "        gl.thread_barrier()\n",
+        ),
+        ("        gl.thread_barrier()\n        freed", "        freed"),
+        ("low = warpgroup_mma_wait(1,", "low = warpgroup_mma_wait(2,"),
+        ("length - 1)", "length)"),
+        ("columns < length", "columns <= length"),
+        ("if gl.min(fades", "if 2.0 + gl.min(fades"),
+        ("total = total * fade +", "total = total +"),
+        ("phase = phase ^ slot", "phase = phase"),
+        ("slot * CHUNKS + 2 * HALF", "slot * CHUNKS + HALF"),
         ("row // HEADS", "row // (HEADS + 1)"),
     ],
     "split_prefix_mma": [
