@@ -25,7 +25,6 @@ from sglang_overlay.attention.kernels.flashmla_schedule import flashmla_schedule
 from sglang_overlay.attention.kernels.split_prefix import split_prefix_kernel
 from sglang_overlay.attention.kernels.split_prefix_hopper import split_prefix_hopper_kernel
 from sglang_overlay.attention.kernels.split_prefix_mma import split_prefix_mma_kernel
-from sglang_overlay.attention.kernels.split_prefix_roles import split_prefix_roles_kernel
 from sglang_overlay.attention.kernels.tree_merge import tree_merge_kernel
 from sglang_overlay.kvcache.kernels.place_units import place_units_kernel
 from sglang_overlay.kvcache.placement import tiles
@@ -165,14 +164,9 @@ def compile_split_prefix(
     scalars = (0.06, 1.0, heads * 576, 576, 576, 513)
     sizes = {"NODES": nodes, "HEADS": heads, "PAGE": page, "num_warps": warps, "grid": (1, 1)}
     if kind != "triton":
-        kernels = {
-            "wgmma": split_prefix_hopper_kernel,
-            "roles": split_prefix_roles_kernel,
-            "mma": split_prefix_mma_kernel,
-        }
-        kernel = kernels[kind]
-        if kind == "roles":
-            sizes["num_warps"] = warps // 4
+        kernel = {"wgmma": split_prefix_hopper_kernel, "mma": split_prefix_mma_kernel}[kind]
+        if kind == "wgmma":
+            sizes["num_warps"] = warps // 4  # of one role of four
         done = _finished(kernel.warmup(*tensors, *scalars, **sizes))
         return resources(done) | ({"ptx": done.asm["ptx"]} if ptx else {})
     tiles = {"LATENT": 512, "ROPE": 64, "ROWS": rows, "TILE": tile, "num_stages": stages}

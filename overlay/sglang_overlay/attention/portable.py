@@ -138,14 +138,8 @@ class PortableEngine:
                 split_prefix_hopper_kernel,
             )
 
-            split_prefix_hopper_kernel[grid](*tensors, **sizes, num_warps=warps)
-        elif self.config.kernel == "roles":
-            from sglang_overlay.attention.kernels.split_prefix_roles import (
-                split_prefix_roles_kernel,
-            )
-
             # These are the warps of one role of four.
-            split_prefix_roles_kernel[grid](*tensors, **sizes, num_warps=warps // 4)
+            split_prefix_hopper_kernel[grid](*tensors, **sizes, num_warps=warps // 4)
         elif self.config.kernel == "mma":
             from sglang_overlay.attention.kernels.split_prefix_mma import split_prefix_mma_kernel
 

@@ -9,7 +9,7 @@ MAX_WAVES = 4
 # What a part costs beside its tiles (query in, partial result out and in again), in tiles.
 _PART_OVERHEAD = 3
 # Rows, tile and warps of the kernels that have them built in.
-_BUILT_IN = {"wgmma": (64, 64, 8), "roles": (64, 64, 16), "mma": (64, 16, 8)}
+_BUILT_IN = {"wgmma": (64, 64, 16), "mma": (64, 16, 8)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,8 +19,7 @@ class SplitConfig:
     ``rows`` (node, head) pairs and ``tile`` cache rows per step of a program; ``warps`` per
     program, ``stages`` tiles in flight; ``least_tiles`` in a part, so that short prefixes are not
     split to dust; ``resident`` programs per multiprocessor. ``kernel`` is Triton's, for any
-    tiles, or one of Gluon, with its tiles built in: ``wgmma`` and ``roles`` for sm_90, ``mma`` for
-    sm_80 on.
+    tiles, or one of Gluon, with its tiles built in: ``wgmma`` for sm_90, ``mma`` for sm_80 on.
     """
 
     rows: int
@@ -29,7 +28,7 @@ class SplitConfig:
     stages: int
     least_tiles: int = 2
     resident: int = 1
-    kernel: Literal["triton", "wgmma", "roles", "mma"] = "triton"
+    kernel: Literal["triton", "wgmma", "mma"] = "triton"
 
     def __post_init__(self) -> None:
         """Refuse tiles that the kernel has not.
@@ -47,9 +46,7 @@ class SplitConfig:
             )
 
 
-WGMMA = SplitConfig(rows=64, tile=64, warps=8, stages=2, kernel="wgmma")
-# For sm_90, 16-bit and fp8. No GPU is given it before it is measured.
-ROLES = SplitConfig(rows=64, tile=64, warps=16, stages=2, kernel="roles")
+WGMMA = SplitConfig(rows=64, tile=64, warps=16, stages=2, kernel="wgmma")
 MMA = SplitConfig(rows=64, tile=16, warps=8, stages=4, least_tiles=8, kernel="mma")
 # Triton's for any GPU and the interpreter. Both fit 101,376 B of shared memory; with more rows, the
 # tile of cache rows would have to be so low that the whole is slower.
@@ -61,12 +58,12 @@ SAFE_FP8 = SplitConfig(rows=64, tile=16, warps=8, stages=1)
 def choose_config(capability: int, *, fp8: bool) -> SplitConfig:
     """Return the tiles for a GPU of ``capability`` (major × 10 + minor).
 
-    sm_90 has a kernel of its own for bf16. From sm_80 on, others get the kernel of mma.sync, which
+    sm_90 has a kernel of its own. From sm_80 on, others get the kernel of mma.sync, which
     needs no more than sm_89 and sm_120 have: 101,376 B of shared memory, and no spills. On an H200
-    it takes 1.03 to 1.39 times as long as what sm_90 has; those GPUs themselves were not at hand.
+    it takes 1.2 to 2.3 times as long as what sm_90 has; those GPUs themselves were not at hand.
     """
     if capability == 90:
-        return SplitConfig(rows=64, tile=64, warps=8, stages=1) if fp8 else WGMMA
+        return WGMMA
     if capability >= 80:
         return MMA
     return SAFE_FP8 if fp8 else SAFE

@@ -1,25 +1,48 @@
 """A few small steps for compute-sanitizer; exits non-zero when a result is wrong.
 
 ``compute-sanitizer --tool memcheck python -m tests.overlay.gpu.sanitize_case`` (and ``--tool
-racecheck``). Only the overlay's own kernels are of interest; they run on the reference prefix
-result, without FlashMLA.
+racecheck``). Only the overlay's own kernels are of interest; FlashMLA's do not run.
 """
 
 from __future__ import annotations
+
+import random
 
 import torch
 from sglang_overlay.attention.flashmla_schedule import FIELDS, Layout, plan_schedule
 from sglang_overlay.attention.plan import PlanSizes, VerifyPlan, VerifyStep
 from sglang_overlay.attention.prefix import PrefixResult
+from sglang_overlay.attention.split_config import MMA
 from sglang_overlay.attention.tree_merge import merge_tree
 
+from tests.overlay.gpu import test_draft_tree, test_placement, test_portable
 from tests.support.closeness import assert_close
 from tests.support.flashmla_schedule import check_schedule
 from tests.support.prefix_reference import ReferencePrefixEngine
 from tests.support.verify_case import SCALE, full_mask, make_case
 
+# Seeds of the placement test that draw 500 slots.
+SMALL_POOLS = [seed for seed in range(12) if random.Random(seed).choice([0, 1, 2]) == 0]
+
 
 def main() -> None:
+    """Run every kind of kernel."""
+    merge_trees()
+    plan_schedules()
+    for page in (1, 64):
+        for config in (None, MMA):
+            test_portable.check([0, 1, 17, 200], 9, 8, page, config)
+            test_portable.check([70, 130], 9, 8, page, config, cache_dtype=torch.float8_e4m3fn)
+        print("ok", "portable, pages of", page, flush=True)
+    test_draft_tree.test_the_top_tokens_are_those_of_a_stable_sort(5000, 3, 63, torch.bfloat16)
+    print("ok", "top tokens", flush=True)
+    for seed in SMALL_POOLS:
+        test_placement.test_the_kernel_takes_what_the_host_takes(seed)
+    print("ok", "placement", flush=True)
+
+
+def merge_trees() -> None:
+    """Trees on the reference's prefix results."""
     for nodes, heads, requests in ((16, 8, 1), (16, 8, 40), (64, 8, 8), (70, 3, 2), (256, 2, 1)):
         prefixes = [0, 65, 1, 64] * 10
         prefixes = prefixes[:requests]
@@ -60,6 +83,10 @@ def main() -> None:
             want, _ = case.expected()
             assert_close(prefix.out, want, absolute=4e-2, relative=5e-3, cosine=2e-5)
         print("ok", nodes, heads, requests, flush=True)
+
+
+def plan_schedules() -> None:
+    """FlashMLA's schedule in every layout."""
     for requests in (1, 33, 128, 300):
         lengths = [(37 * index * index) % 5_000 for index in range(requests)]
         for layout in Layout:

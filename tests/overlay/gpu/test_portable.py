@@ -7,15 +7,15 @@ import torch
 from sglang_overlay.attention.adapter import VerifyAdapter
 from sglang_overlay.attention.plan import PlanSizes, VerifyPlan
 from sglang_overlay.attention.portable import PortableEngine
-from sglang_overlay.attention.split_config import MMA, ROLES, SAFE, SAFE_FP8, SplitConfig
+from sglang_overlay.attention.split_config import MMA, SAFE, SAFE_FP8, SplitConfig
 
 from tests.support.closeness import assert_close
 from tests.support.verify_case import SCALE, VerifyCase, make_case
 
 pytestmark = pytest.mark.gpu
 # None is what the GPU gets.
-IDS = ["own", "safe", "mma", "roles"]
-CONFIGS = pytest.mark.parametrize("config", [None, SAFE, MMA, ROLES], ids=IDS)
+IDS = ["own", "safe", "mma"]
+CONFIGS = pytest.mark.parametrize("config", [None, SAFE, MMA], ids=IDS)
 PAGES = pytest.mark.parametrize("page", [1, 64])
 
 
@@ -47,8 +47,6 @@ def check(
     cache_dtype: torch.dtype = torch.bfloat16,
 ) -> None:
     """Run a step; with ``rising``, the scores of the first request grow along its prefix."""
-    if config is ROLES and torch.cuda.get_device_capability()[0] != 9:
-        pytest.skip("the kernel with roles is for sm_90")
     case = make_case(
         prefixes,
         ["random"] * len(prefixes),
@@ -95,6 +93,6 @@ def test_a_maximum_that_rises(config: SplitConfig | None) -> None:
 
 
 @PAGES
-@pytest.mark.parametrize("config", [None, SAFE_FP8, MMA, ROLES], ids=IDS)
+@pytest.mark.parametrize("config", [None, SAFE_FP8, MMA], ids=IDS)
 def test_fp8(config: SplitConfig | None, page: int) -> None:
     check([0, 1, 17, 64, 5000], 9, 8, page, config, cache_dtype=torch.float8_e4m3fn)
