@@ -707,6 +707,39 @@ def test_nodes_and_rows_are_those_of_chains_and_faults_show(
         assert distance(found[fault]["rows"], chains) > 1e-2, fault
 
 
+# --- graphs
+
+
+def replay_at_the_end(bed: Any) -> list[int]:
+    """Scene: a captured verify of one request is replayed, its prefix as long as it can be."""
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    backend = bed.scheduler.tp_worker.model_runner.attn_backend
+    nodes, prefix = backend.num_draft_tokens, backend.max_context_len - 1
+    backend.init_cuda_graph_state(1, nodes)
+    mask = torch.arange(nodes * (prefix + nodes)).remainder(3) == 0
+    lens = torch.tensor([prefix])
+    backend.init_forward_metadata_replay_cuda_graph(
+        1,
+        torch.tensor([1]),
+        lens,
+        prefix,
+        None,
+        ForwardMode.TARGET_VERIFY,
+        SimpleNamespace(custom_mask=mask),
+        seq_lens_cpu=lens,
+    )
+    held = backend.cuda_graph_custom_mask
+    return [held.numel() - len(mask), int((held[: len(mask)] != mask).sum())]
+
+
+def test_a_captured_verify_reaches_the_end_of_the_context(overlay: Path) -> None:
+    """With one request captured SGLang's mask was too short for a tree behind a full context."""
+    spare, wrong = play(replay_at_the_end, ddtree(overlay, "triton", 1)).result
+    assert spare >= 0
+    assert wrong == 0
+
+
 # --- the server
 
 

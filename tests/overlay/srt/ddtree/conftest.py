@@ -33,6 +33,8 @@ class DFlashVerifyInput:
         batch.verified = SimpleNamespace(
             chain=self, output=logits_output, page_size=page_size, sampling=batch.sampling_info
         )
+        if (slots := getattr(batch, "frees", None)) is not None:
+            batch.token_to_kv_pool_allocator.free(slots)
         return batch.result
 
 
