@@ -70,7 +70,7 @@ def process(bed: Any, prompts: dict[str, list[int]], tokens: int, quick: bool) -
         quicken(bed)
     bed.scheduler.tokenizer = Words()
     ngram = stock.DeepseekOCRNoRepeatNGramLogitProcessor
-    # SGLang's penalty for a token that was forced all the same: the bias comes first.
+    # Added first; added last it would forbid what the processor forces.
     bias = {"5": -2000.0}
     asked: dict[str, tuple[Any, dict[str, Any]]] = {
         "free": (None, {}),

@@ -24,7 +24,7 @@ def choose_on_paths(
 
     ``logits`` [requests × nodes, vocabulary] are the target's, bias included. Each level of the
     trees is a step of plain decoding: all requests that are still on their path, in the order of
-    the batch. Waits for the device once, and once per level.
+    the batch. Waits for the device at each level, besides for masks and trees at the beginning.
     """
     processors = [
         (processor, mask.tolist())
