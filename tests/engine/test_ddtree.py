@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -390,6 +391,7 @@ def test_requests_that_end_inside_a_path(
 
 def refuse(bed: Any) -> list[str]:
     """Scene: requests that cannot be served exactly, one by one."""
+    embeds = SimpleNamespace(positions=[1], embeds=torch.zeros(1, 512))
     wanted: list[dict[str, Any]] = [
         {"temperature": 0.7},
         {"temperature": 1.0, "top_k": 20, "min_p": 0.1},
@@ -397,6 +399,8 @@ def refuse(bed: Any) -> list[str]:
         {"presence_penalty": -0.5, "repetition_penalty": 1.2},
         {"min_new_tokens": 3},
         {"regex": "a+"},
+        {"asked": {"return_hidden_states": True}},
+        {"asked": {"positional_embed_overrides": embeds}},
     ]
     bed.scheduler.tokenizer = Words()
     found = []
@@ -412,14 +416,58 @@ def test_what_cannot_be_served_exactly_is_refused_by_name(overlay: Path) -> None
     found = play(refuse, ddtree(overlay)).result
     begin = "DDTREE speculative decoding does not support "
     assert all(message.startswith(begin) for message in found)
-    assert [message.removeprefix(begin)[:24] for message in found] == [
-        "sampling yet: set temper",
-        "sampling yet: set temper",
-        "frequency_penalty: the p",
-        "presence_penalty, repeti",
-        "min_new_tokens: the pena",
-        "grammar-constrained deco",
+    assert [message.removeprefix(begin)[:26] for message in found] == [
+        "sampling yet: set temperat",
+        "sampling yet: set temperat",
+        "frequency_penalty: the pen",
+        "presence_penalty, repetiti",
+        "min_new_tokens: the penalt",
+        "grammar-constrained decodi",
+        "return_hidden_states: a ve",
+        "positional_embed_overrides",
     ]
+
+
+def refuse_beside(bed: Any, prompts: list[list[int]], tokens: int) -> dict[str, Any]:
+    """Scene: served requests that share their prefill with refused ones."""
+    from sglang.srt.layers.sampler import Sampler
+
+    quicken(bed)
+    width = bed.scheduler.tp_worker.model_runner.model_config.hidden_size
+    embeds = SimpleNamespace(positions=[0], embeds=torch.full((1, width), 3.0))
+    greedy: list[bool] = []
+    stock = Sampler.forward
+
+    def forward(own: Any, logits_output: Any, sampling_info: Any, *args: Any) -> Any:
+        greedy.append(bool(sampling_info.is_all_greedy))
+        return stock(own, logits_output, sampling_info, *args)
+
+    with mock.patch.object(Sampler, "forward", forward):
+        served = [bed.submit(prompts[0], tokens=tokens)]
+        refused = [
+            bed.submit([1, 2, 3], tokens=4, temperature=0.9),
+            bed.submit([1, 2, 3], tokens=4, asked={"positional_embed_overrides": embeds}),
+        ]
+        served.append(bed.submit(prompts[1], tokens=tokens))
+        bed.run()
+    return {
+        "tokens": [list(request.output_ids) for request in served],
+        "refused": [type(request.finished_reason).__name__ for request in refused],
+        "greedy": greedy,
+    }
+
+
+def test_refused_requests_leave_their_neighbours_alone(stock: Path, overlay: Path) -> None:
+    plain = generate(Launch(tree=stock).plain(), SMALL)
+    prompts = [list(prompt) for prompt in SMALL.prompts[:2]]
+    launch = ddtree(overlay)
+    found = play(
+        refuse_beside, launch, known=plain.known(), prompts=prompts, tokens=SMALL.tokens
+    ).result
+    assert found["refused"] == ["FINISH_ABORT", "FINISH_ABORT"]
+    # One prefill for all four: a sampling request in it took all of them to the random sampler.
+    assert found["greedy"] == [True]
+    assert tuple(map(tuple, found["tokens"])) == plain.tokens[:2]
 
 
 # --- below the tokens: every node's logits, every committed row
@@ -657,6 +705,39 @@ def test_nodes_and_rows_are_those_of_chains_and_faults_show(
         if "worst node" in found[fault]:
             assert found[fault]["worst node"] > 1e-2, fault
         assert distance(found[fault]["rows"], chains) > 1e-2, fault
+
+
+# --- graphs
+
+
+def replay_at_the_end(bed: Any) -> list[int]:
+    """Scene: a captured verify of one request is replayed, its prefix as long as it can be."""
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    backend = bed.scheduler.tp_worker.model_runner.attn_backend
+    nodes, prefix = backend.num_draft_tokens, backend.max_context_len - 1
+    backend.init_cuda_graph_state(1, nodes)
+    mask = torch.arange(nodes * (prefix + nodes)).remainder(3) == 0
+    lens = torch.tensor([prefix])
+    backend.init_forward_metadata_replay_cuda_graph(
+        1,
+        torch.tensor([1]),
+        lens,
+        prefix,
+        None,
+        ForwardMode.TARGET_VERIFY,
+        SimpleNamespace(custom_mask=mask),
+        seq_lens_cpu=lens,
+    )
+    held = backend.cuda_graph_custom_mask
+    return [held.numel() - len(mask), int((held[: len(mask)] != mask).sum())]
+
+
+def test_a_captured_verify_reaches_the_end_of_the_context(overlay: Path) -> None:
+    """With one request captured SGLang's mask was too short for a tree behind a full context."""
+    spare, wrong = play(replay_at_the_end, ddtree(overlay, "triton", 1)).result
+    assert spare >= 0
+    assert wrong == 0
 
 
 # --- the server

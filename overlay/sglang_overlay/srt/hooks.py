@@ -74,7 +74,7 @@ def dflash_request(stock: Function) -> Function:
     @functools.wraps(stock)
     def validate(request: Any) -> str | None:
         message: str | None = stock(request)
-        return requests.refusal(request, message) if registration.is_running() else message
+        return requests.admit(request, message) if registration.is_running() else message
 
     return unless_disabled(stock, validate)
 

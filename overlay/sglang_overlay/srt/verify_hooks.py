@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from sglang_overlay.srt import graph_table, tree_verify
+from sglang_overlay.srt import graph_mask, graph_table, tree_verify
 from sglang_overlay.srt.hooks import Function, unless_disabled
 
 
@@ -46,12 +46,18 @@ def graph_buffers(stock: Function) -> Function:
 
 
 def graph_state(stock: Function) -> Function:
-    """Decorate ``init_cuda_graph_state`` of ``TritonAttnBackend``: no buffers that nobody reads."""
+    """Decorate ``init_cuda_graph_state`` of ``TritonAttnBackend``: buffers of the right size.
+
+    None that nobody reads, and a mask that holds the drafts of a full context.
+    """
 
     @functools.wraps(stock)
     def init(backend: Any, max_bs: int, max_num_tokens: int, *args: Any, **named: Any) -> Any:
         tokens = tree_verify.graph_tokens(backend, max_bs, max_num_tokens)
-        return stock(backend, max_bs, tokens, *args, **named)
+        state = stock(backend, max_bs, tokens, *args, **named)
+        if tokens == max_num_tokens:
+            graph_mask.lengthen(backend, tokens)
+        return state
 
     return unless_disabled(stock, init)
 

@@ -163,6 +163,27 @@ def test_buffers_of_graphs_that_are_never_captured_are_small() -> None:
     assert graph_tokens(backend_with_adapter("EAGLE", width=4)[0]) == 24
 
 
+@pytest.mark.parametrize(
+    ("drafts", "verified", "length"),
+    [(8, False, 24 * 112), (8, True, 3 * 100), (None, False, 2400)],
+)
+def test_a_graphs_mask_has_room_for_the_drafts_of_a_full_context(
+    drafts: int | None, verified: bool, length: int
+) -> None:
+    """SGLang's has columns for a context of 100 alone; without a verify nobody reads it."""
+    backend = backend_with_adapter()[0] if verified else SimpleNamespace()
+    backend.num_draft_tokens = drafts
+    backend.req_to_token = torch.zeros(5, 112)
+
+    def make(backend: Any, max_bs: int, max_num_tokens: int) -> None:
+        backend.cuda_graph_custom_mask = torch.zeros(max_num_tokens * 100, dtype=torch.uint8)
+
+    hooked: Any = verify_hooks.graph_state(make)
+    hooked(backend, 3, 24)
+    mask = backend.cuda_graph_custom_mask
+    assert (mask.numel(), mask.dtype) == (length, torch.uint8)
+
+
 @pytest.mark.parametrize("spec", [None, drafted(custom_mask=None), drafted()])
 def test_without_a_topology_every_request_has_a_chain(spec: Any) -> None:
     backend, adapter = backend_with_adapter()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,10 +25,18 @@ class Stepper:
         self.scheduler: Any = Scheduler(server_args, ports, rank, rank, 0, 0, 0, 0, None)
         self._submitted = 0
 
-    def submit(self, prompt: Sequence[int], *, tokens: int, **sampling: Any) -> Any:
+    def submit(
+        self,
+        prompt: Sequence[int],
+        *,
+        tokens: int,
+        asked: Mapping[str, Any] | None = None,
+        **sampling: Any,
+    ) -> Any:
         """Queue a greedy request for ``tokens`` new tokens; return SGLang's own ``Req``.
 
-        ``sampling`` are further sampling parameters, or others in place of the greedy ones.
+        ``asked`` are further fields of the request as it comes in, ``sampling`` further sampling
+        parameters, or others in place of the greedy ones.
         """
         from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
         from sglang.srt.sampling.sampling_params import SamplingParams
@@ -49,6 +57,7 @@ class Stepper:
                 top_logprobs_num=0,
                 token_ids_logprob=None,
                 stream=False,
+                **(asked or {}),
             )
         )
         return self.scheduler.waiting_queue[-1]

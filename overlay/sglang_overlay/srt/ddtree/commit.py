@@ -74,10 +74,6 @@ def commit(
 
     ``rows`` are the target's KV rows, to be moved on pages; None where a page is a slot.
     """
-    if rows is None:
-        keep_slots(path, batch)
-    else:
-        move_to_front(path, batch, page_size, rows)
     chain = DFlashVerifyInput(
         draft_token=path.tokens.view(-1),
         positions=None,
@@ -89,7 +85,11 @@ def commit(
     )
     # As SGLang does: nobody behind this may take them for a chain's.
     logits_output.hidden_states = None
-    with _decided(batch):
+    with _decided(batch), _released_at_once(batch.token_to_kv_pool_allocator):
+        if rows is None:
+            keep_slots(path, batch)
+        else:
+            move_to_front(path, batch, page_size, rows)
         committed: tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[int]] = chain.verify(
             batch=batch, logits_output=output, page_size=page_size
         )
@@ -171,3 +171,17 @@ def _decided(batch: Any) -> Iterator[None]:
         yield
     finally:
         batch.sampling_info = stock
+
+
+@contextmanager
+def _released_at_once(allocator: Any) -> Iterator[None]:
+    """Let ``allocator`` take all slots that are freed within at the end.
+
+    On pages each release of its own looks for whole pages, and waits for the device.
+    """
+    assert allocator.is_not_in_free_group, "SGLang verifies outside of its own groups"
+    allocator.free_group_begin()
+    try:
+        yield
+    finally:
+        allocator.free_group_end()

@@ -48,7 +48,7 @@ def parts(sizes: Sizes) -> dict[str, int]:
         found |= {
             "Triton's split logits": tokens * sizes.heads * sizes.splits * (sizes.width + 1) * 4,
             "Triton's KV indices": tokens * sizes.context * 8,
-            "Triton's mask": tokens * sizes.context,
+            "Triton's mask": tokens * (sizes.context + sizes.tree),
         }
     return found
 

@@ -7,6 +7,22 @@ from typing import Any
 from sglang_overlay.srt.ddtree import NAME
 
 
+def admit(request: Any, stock: str | None) -> str | None:
+    """Return `refusal`'s answer, and make a request that is refused harmless to its neighbours.
+
+    SGLang lets it through one prefill, of one token, together with others, before it ends.
+    """
+    reason = refusal(request, stock)
+    if reason is not None:
+        # One that samples takes the greedy others of its batch into the random sampler.
+        request.sampling_params.top_k = 1
+        request.custom_logit_processor = None
+        request.return_hidden_states = False
+        # Would be scattered into the trees of whoever shares the batch afterwards.
+        request.positional_embed_overrides = None
+    return reason
+
+
 def refusal(request: Any, stock: str | None) -> str | None:
     """Return why ``request`` (SGLang's ``Req``) is refused, or None where it is served.
 
@@ -14,6 +30,16 @@ def refusal(request: Any, stock: str | None) -> str | None:
     """
     if stock is not None:
         return stock.replace("DFLASH", NAME)
+    if request.return_hidden_states:
+        return (
+            f"{NAME} speculative decoding does not support return_hidden_states: a verify has the "
+            "drafter's features of a tree, not the hidden states of the output."
+        )
+    if request.positional_embed_overrides is not None:
+        return (
+            f"{NAME} speculative decoding does not support positional_embed_overrides: SGLang "
+            "leaves them in the batch, whose next tokens are a tree's."
+        )
     sampling = request.sampling_params
     # What a verify of several tokens at once cannot keep count of.
     penalties = {

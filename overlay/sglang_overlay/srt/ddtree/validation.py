@@ -82,6 +82,11 @@ def obstacles(server_args: Any) -> tuple[str, ...]:
             "the drafter's state: drop it",
         ),
         (
+            server_args.enable_return_routed_experts,
+            "drop --enable-return-routed-experts, which keeps experts by a node's slot where the "
+            "commit moves rows, and has no room for a batch of trees",
+        ),
+        (
             backend not in BACKENDS,
             f"target verify would run on {backend} ({chosen_by}): choose {' or '.join(BACKENDS)}",
         ),

@@ -78,7 +78,7 @@ class TreeVerifyInput(DFlashVerifyInput):  # type: ignore[misc]
         if batch.forward_mode.is_idle():
             nothing = super().verify(batch=batch, logits_output=logits_output, page_size=page_size)
             return cast("tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[int]]", nothing)
-        chosen = choice.choose(batch, logits_output.next_token_logits, self.draft_token_num)
+        chosen = choice.choose(batch, logits_output.next_token_logits, self.tree)
         path, lengths = walk(self.tree, chosen)
         accepted = commit.Path.of(self.tree.tokens, chosen, path, lengths)
         self.tally.count(accepted, self.spine)

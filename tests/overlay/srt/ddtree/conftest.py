@@ -12,7 +12,7 @@ import pytest
 import torch
 
 PACKAGE = "sglang_overlay.srt.ddtree"
-MODULES = ("choice", "commit", "tally", "verify_input", "worker")
+MODULES = ("commit", "tally", "verify_input", "worker")
 
 
 @dataclass
@@ -33,6 +33,8 @@ class DFlashVerifyInput:
         batch.verified = SimpleNamespace(
             chain=self, output=logits_output, page_size=page_size, sampling=batch.sampling_info
         )
+        if (slots := getattr(batch, "frees", None)) is not None:
+            batch.token_to_kv_pool_allocator.free(slots)
         return batch.result
 
 
@@ -55,19 +57,9 @@ class DFlashWorker:
         self.drafter_tokens = server_args.speculative_num_draft_tokens
 
 
-def apply_custom_logit_processor(
-    logits: torch.Tensor, sampling_info: Any, *, num_tokens_in_batch: int
-) -> None:
-    """Apply a processor that forbids a token to every row of a request."""
-    rows = logits.view(-1, num_tokens_in_batch, logits.shape[-1])
-    for row, token in zip(rows, sampling_info.forbidden, strict=True):
-        row[:, token] = float("-inf")
-
-
 FAKES: dict[str, dict[str, Any]] = {
     "sglang.srt.distributed": {"get_tp_group": lambda: SimpleNamespace(world_size=1)},
     "sglang.srt.layers.logits_processor": {"LogitsProcessorOutput": LogitsProcessorOutput},
-    "sglang.srt.layers.sampler": {"apply_custom_logit_processor": apply_custom_logit_processor},
     "sglang.srt.speculative.dflash_info": {"DFlashVerifyInput": DFlashVerifyInput},
     "sglang.srt.speculative.dflash_worker": {"DFlashWorker": DFlashWorker},
 }

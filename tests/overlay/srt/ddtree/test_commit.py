@@ -22,13 +22,31 @@ def path_of(ddtree: Any) -> Any:
 
 
 class Allocator:
-    """Keeps what is freed."""
+    """Keeps what is freed, and how often: SGLang's waits for the device each time."""
 
     def __init__(self) -> None:
         self.freed: list[int] = []
+        self.releases = 0
+        self.group: list[torch.Tensor] | None = None
 
     def free(self, slots: torch.Tensor) -> None:
+        if self.group is not None:
+            self.group.append(slots)
+            return
         self.freed += slots.tolist()
+        self.releases += 1
+
+    @property
+    def is_not_in_free_group(self) -> bool:
+        return self.group is None
+
+    def free_group_begin(self) -> None:
+        self.group = []
+
+    def free_group_end(self) -> None:
+        group, self.group = self.group, None
+        if group:
+            self.free(torch.cat(group))
 
 
 def batch(slots: list[int], seq_lens: tuple[int, int] = (60, 5)) -> Any:
@@ -140,7 +158,21 @@ def test_sglangs_verify_gets_a_chain_that_is_decided(ddtree: Any, page_size: int
     assert output.hidden_states is None
 
 
-def test_sampling_is_put_back_where_verify_fails(ddtree: Any) -> None:
+def test_the_commit_releases_slots_once(ddtree: Any) -> None:
+    """On pages a release waits for the device: the tree's pages waited beside the chain's."""
+    own = batch([*range(124, 130), *range(5, 11)])
+    allocator = own.token_to_kv_pool_allocator
+    # What SGLang's verify of the chain frees besides.
+    own.frees = torch.tensor([126, 127])
+    output = SimpleNamespace(
+        next_token_logits=torch.zeros(12, 100), hidden_states=torch.zeros(12, 1)
+    )
+    ddtree.commit.commit(path_of(ddtree), own, output, 64, RowBuffers.of([torch.zeros(256, 4)]))
+    assert allocator.freed == [128, 129, 126, 127]
+    assert allocator.releases == 1
+
+
+def test_all_is_put_back_where_verify_fails(ddtree: Any) -> None:
     own = batch([*range(12)])
     stock = own.sampling_info
     del own.result
@@ -150,3 +182,5 @@ def test_sampling_is_put_back_where_verify_fails(ddtree: Any) -> None:
     with pytest.raises(AttributeError, match="result"):
         ddtree.commit.commit(path_of(ddtree), own, output, 1, None)
     assert own.sampling_info is stock
+    # Nor does the allocator go on collecting.
+    assert own.token_to_kv_pool_allocator.group is None
