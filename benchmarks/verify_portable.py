@@ -6,9 +6,9 @@ Per shape, one layer's attention of a verify step with a random tree:
 - ``adapter``   FlashMLA over the prefix, then the tree kernel
 - ``portable``  the portable engine as this GPU gets it, pages of 64, then the tree kernel
 - ``slots``     the same with pages of 1, every row at a random place
-- ``safe``      the portable engine with the tiles that sm_120 gets, compiled for this GPU
-- ``mma``       the portable engine with the kernel that may replace these tiles, and ``mma_slots``
-  with pages of 1
+- ``mma``       the portable engine with the kernel that sm_120 gets, compiled for this GPU, and
+  ``mma_slots`` with pages of 1
+- ``triton``    the portable engine with the Triton kernel that ``mma`` replaced
 - ``stock``     SGLang's Triton verify kernel under the same tree's FULL_MASK, and ``stock_slots``
   with pages of 1
 - ``floor``     max(bytes / measured copy bandwidth, flops / 790 TFLOP/s)
@@ -79,13 +79,6 @@ WANTED = {
     (8, 32768, 8, 16): 18,
     (32, 8192, 8, 16): 8,
 }
-# Other tiles, timed to show what the choice is worth.
-TRIED = (
-    SplitConfig(rows=64, tile=64, warps=8, stages=2),
-    SplitConfig(rows=64, tile=32, warps=8, stages=3),
-    SplitConfig(rows=64, tile=16, warps=8, stages=2),
-    SplitConfig(rows=16, tile=64, warps=4, stages=2),
-)
 ROUNDS = 8
 # bf16 results of bf16 rows are off by 0.003; a wrong row moves them by much more.
 LIMIT = 0.01
@@ -183,23 +176,20 @@ def distance(got: torch.Tensor, want: torch.Tensor) -> float:
 
 
 def measure(
-    shape: tuple[int, int, int, int], dtype: torch.dtype, tb_per_s: float, *, sweep: bool
+    shape: tuple[int, int, int, int], dtype: torch.dtype, tb_per_s: float
 ) -> dict[str, Any]:
     """Return one row of results; times in ms."""
     ways = Ways(shape, dtype)
     case = ways.case
-    safe = SAFE_FP8 if case.fp8 else SAFE
     calls: dict[str, list[Callable[[], Any]]] = {
         "chain": case.chain_calls(),
         "adapter": case.adapter_calls(),
         "portable": ways.portable(),
         "slots": ways.portable(scattered=True),
-        "safe": ways.portable(safe),
         "mma": ways.portable(MMA),
         "mma_slots": ways.portable(MMA, scattered=True),
+        "triton": ways.portable(SAFE_FP8 if case.fp8 else SAFE),
     }
-    if sweep:
-        calls |= {name_of(config): ways.portable(config) for config in TRIED}
     row: dict[str, Any] = dict(zip(("requests", "context", "heads", "nodes"), shape, strict=True))
     row |= {"cache": "fp8" if case.fp8 else "bf16", "layers": case.layers}
     row["floor"] = case.floor(tb_per_s)
@@ -217,7 +207,7 @@ def measure(
             rounds[name].append(replay_time(graph, repeats) / case.layers)
     row |= {name: statistics.median(times) for name, times in rounds.items()}
     row["portable_over_chain"] = ratio(rounds["portable"], rounds["chain"])
-    for name in ("safe", "mma"):
+    for name in ("mma", "triton"):
         if name in rounds:
             row[f"{name}_over_portable"] = ratio(rounds[name], rounds["portable"])
     row["kernels_us"] = kernel_times(calls["portable"][0])
@@ -237,11 +227,6 @@ def ratio(above: list[float], below: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(above, below, strict=True))
 
 
-def name_of(config: SplitConfig) -> str:
-    """Return a short name of ``config``."""
-    return f"r{config.rows} t{config.tile} w{config.warps} s{config.stages}"
-
-
 def markdown(info: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     """Return the results as a table, with the machine and the versions above it."""
     lines = [
@@ -253,7 +238,7 @@ def markdown(info: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         "others pages of 64.",
         "",
         "| bs | context | heads | tree | KV | floor | chain | adapter | portable | ÷ chain | slots "
-        "| sm_120's tiles | ÷ portable | mma | ÷ portable | stock | ÷ portable | wanted "
+        "| sm_120's (mma) | ÷ portable | triton | ÷ portable | stock | ÷ portable | wanted "
         "| stock slots | ÷ slots |",
         "|" + "---|" * 20,
     ]
@@ -266,7 +251,7 @@ def markdown_row(row: dict[str, Any]) -> str:
     cells = [*map(str, shape), row["cache"]]
     cells += [f"{row[key]:.4f}" for key in ("floor", "chain", "adapter", "portable")]
     cells += [f"{row['portable_over_chain']:.2f}", f"{row['slots']:.4f}"]
-    for name in ("safe", "mma"):
+    for name in ("mma", "triton"):
         timed = name in row
         cells += [f"{row[name]:.4f}", f"{row[f'{name}_over_portable']:.2f}"] if timed else [""] * 2
     if "stock" in row:
@@ -300,9 +285,9 @@ def main() -> None:
         "configs": {
             "portable": asdict(choose_config(number, fp8=False)),
             "portable fp8": asdict(choose_config(number, fp8=True)),
-            "safe": asdict(SAFE),
-            "safe fp8": asdict(SAFE_FP8),
             "mma": asdict(MMA),
+            "triton": asdict(SAFE),
+            "triton fp8": asdict(SAFE_FP8),
         },
     }
     rows: list[dict[str, Any]] = []
@@ -312,8 +297,7 @@ def main() -> None:
         if time.monotonic() - began > options.seconds:
             print(f"out of time before {shape}", flush=True)
             break
-        sweep = dtype is BF16 and shape in WANTED
-        rows.append(measure(shape, dtype, tb_per_s, sweep=sweep))
+        rows.append(measure(shape, dtype, tb_per_s))
         print(markdown_row(rows[-1]), flush=True)
         torch.cuda.empty_cache()
         options.json.write_text(json.dumps({"info": info, "rows": rows}, indent=1) + "\n")
