@@ -24,7 +24,7 @@ NOTHING = -1
 LONGEST = 256
 LANES = 1024
 # Units that the kernel looks at at once where most are taken.
-WIDE = 8192
+WIDE = 4096
 
 Array = npt.NDArray[np.int64]
 
@@ -84,23 +84,18 @@ def longest_runs(free: FreeMap) -> Runs:
     """Return up to `LONGEST` of the longest free runs, of equal ones the lowest first."""
     flags = free.flags
     # Runs are numbered from 1; what is no edge of one is written to number 0, which is no run.
-    rises, falls = flags[1:] > flags[:-1], flags[:-1] > flags[1:]
-    size, at = flags.shape[0], _positions(flags.shape[0] - 1, flags.device)
+    size = flags.shape[0]
+    at = torch.arange(size - 1, dtype=torch.int32, device=flags.device)
     edges = at.new_zeros(2, size // 2 + 2)
-    edges[0].scatter_(0, rises.cumsum(0) * rises, at)
-    edges[1].scatter_(0, falls.cumsum(0) * falls, at)
+    for side, is_edge in enumerate((flags[1:] > flags[:-1], flags[:-1] > flags[1:])):
+        edges[side].scatter_(0, is_edge.cumsum(0).mul_(is_edge), at)
     edges[:, 0] = 0
-    first, last = edges
+    first, last = edges.long()
     # A key for both, so that no two are equal: ties would be broken differently elsewhere.
     keys = (last - first) * size + (size - 1 - first)
     longest = keys.topk(min(LONGEST, keys.shape[0])).values
     lengths = longest // size
     return Runs(starts=size - longest % size, lengths=lengths)
-
-
-@functools.lru_cache(maxsize=4)
-def _positions(size: int, device: torch.device) -> torch.Tensor:
-    return torch.arange(size, device=device)
 
 
 def place(
@@ -139,7 +134,8 @@ def launch_place(
     requests = len(demand.counts)
     counts = _counts(tuple(demand.counts), free.flags.device)
     # Before the units, room for what the kernel notes of each request.
-    found = counts.new_empty(2 * requests + demand.total + spare)
+    # Zeros: if fewer were free than counted, what is missing is the padding slot, nobody's.
+    found = counts.new_zeros(2 * requests + demand.total + spare)
     last, ends = demand.last, demand.last
     if isinstance(ends, RowEnds):
         last, rows, lengths, stride = ends.table, ends.rows, ends.lengths, ends.table.stride(0)
@@ -172,7 +168,7 @@ def launch_place(
 
 def tiles() -> dict[str, int]:
     """Return how much the kernel looks at at once: of the requests, and of the units."""
-    return {"ROWS": 32, "COLUMNS": 64, "LANES": LANES, "WIDE": WIDE, "num_warps": 8}
+    return {"ROWS": 32, "COLUMNS": 16, "LANES": LANES, "WIDE": WIDE, "num_warps": 4}
 
 
 @functools.lru_cache(maxsize=64)
@@ -214,7 +210,7 @@ def _place_on_host(
         share.take_free(1, free.units + 1)
     for units in others.parts:
         flags[units] = 1
-    parts = [part for share in [*shares, others] for part in share.parts]
+    parts = [part for share in [*shares, others] for part in share.all_parts()]
     return torch.from_numpy(np.concatenate(parts))
 
 
@@ -225,6 +221,10 @@ class _Share:
         self._flags = flags
         self.needed = needed
         self.parts: list[Array] = [np.empty(0, dtype=np.int64)]
+
+    def all_parts(self) -> list[Array]:
+        """Return what it got, and the padding unit for each that could not be had."""
+        return [*self.parts, np.zeros(self.needed, dtype=np.int64)]
 
     def first_free(self, first: int, stop: int) -> int:
         """Return how many units there are before the first free one; LANES if those are taken."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from sglang_overlay.kvcache.placement import tiles
 
 from tests.support.compilation import SHARED_LIMIT, compiled
 
@@ -18,4 +19,6 @@ def test_it_compiles_without_spilling(capability: int, tmp_path: Path) -> None:
     ]
     for needs in compiled("gpu_compile", capability, cases, tmp_path):
         assert needs["stack"] == 0, needs
+        # A third of a multiprocessor's register file: it runs beside a model's kernels.
+        assert needs["registers"] * 32 * tiles()["num_warps"] <= 65_536 // 3, needs
         assert needs["shared"] <= SHARED_LIMIT[capability], needs

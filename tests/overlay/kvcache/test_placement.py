@@ -100,6 +100,32 @@ def test_of_two_that_end_at_the_same_unit_the_first_goes_on(by: str) -> None:
 
 
 @BY
+def test_of_many_that_end_at_the_same_unit_the_first_goes_on(by: str) -> None:
+    # More than the kernel looks at at once, and one in front that asks for nothing.
+    free, last = [10, 11, 12, 13, *range(20, 99)], [9, NOTHING, *[9] * 70]
+    parts = chosen(free, last, [0, 1, 2, *[1] * 69], headroom=0, by=by)
+    assert (parts[1], parts[2]) == ([20], [10, 11])
+    assert parts[3:] == [[unit] for unit in (12, 13, *range(21, 88))]
+
+
+@BY
+def test_a_count_that_drifted_gives_the_padding_unit_and_nothing_else(by: str) -> None:
+    free = free_map([20, 21, 22])
+    free.count = 9
+    demand = Demand(last=torch.tensor([NOTHING]), counts=[5])
+    if by == "host":
+        units = place(free, demand, longest_runs(free), headroom=0, spare=2)
+        assert free.spare is not None
+        units = torch.cat((units, free.spare))
+    else:
+        # Memory that nobody has written would show as ones.
+        with mock.patch.object(torch.Tensor, "new_empty", torch.Tensor.new_ones):
+            units = launch_place(free, demand, longest_runs(free), 0, 2)
+    assert units.tolist() == [20, 21, 22, 0, 0, 0, 0]
+    assert not free.flags.any()
+
+
+@BY
 def test_new_requests_get_the_longest_runs_and_leave_headroom(by: str) -> None:
     free = [*range(1, 21), *range(30, 90), 95]
     first, second = chosen(free, [NOTHING, NOTHING], [10, 3], headroom=8, by=by)

@@ -38,10 +38,14 @@ def _go_on(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Give each request the units behind its last one; note where it is at and what it lacks."""
+    """Give each request the units behind its last one; return how many requests lack some.
+
+    Of those, in their order, note where in ``out`` each goes on and what it lacks.
+    """
     row = tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
     begun = tl.full([], 0, tl.int64)
+    lacking = tl.full([], 0, tl.int32)
     for first in range(0, requests, ROWS):
         request = first + row
         exists = request < requests
@@ -49,15 +53,10 @@ def _go_on(
         count = tl.load(counts + request, mask=exists, other=0)
         start = begun + tl.cumsum(count, axis=0) - count
         begun += tl.sum(count, axis=0)
-        # Two requests may end at the same unit, that of a prefix they share: the first goes on.
-        rivals = tl.zeros([ROWS], tl.int32)
-        for other in range(0, first + ROWS, ROWS):
-            rival = other + row
-            rival_exists = rival < requests
-            rival_end = _ends(last, rows, lengths, stride, rival, rival_exists, FROM_TABLE, PAGE)
-            rival_count = tl.load(counts + rival, mask=rival_exists, other=0)
-            same = (rival_end[None, :] == end[:, None]) & (rival_count > 0)[None, :]
-            rivals += tl.sum((same & (rival[None, :] < request[:, None])).to(tl.int32), axis=1)
+        # Two requests may end at the same unit, that of a prefix they share, or of a prompt that
+        # both had: the first goes on. One of an earlier tile has taken what lies behind by now.
+        same = (end[None, :] == end[:, None]) & (count > 0)[None, :]
+        rivals = tl.sum((same & (row[None, :] < row[:, None])).to(tl.int32), axis=1)
         goes = exists & (end >= 0) & (rivals == 0) & (count > 0)
         got = tl.zeros([ROWS], tl.int64)
         at = tl.full([], 0, tl.int64)
@@ -71,18 +70,22 @@ def _go_on(
             tl.store(out + start[:, None] + offset[None, :], unit, mask=mine)
             tl.store(free + unit, 0, mask=mine)
             got += tl.where(goes, whole, 0)
-            goes = goes & (whole == COLUMNS)
             at += COLUMNS
-        tl.store(notes + 2 * request, start + got, mask=exists)
-        tl.store(notes + 2 * request + 1, count - got, mask=exists)
-    tl.debug_barrier()
+            goes = goes & (whole == COLUMNS) & (at < count)
+        lacks = count > got
+        place = lacking + tl.cumsum(lacks.to(tl.int32), axis=0) - 1
+        tl.store(notes + 2 * place, start + got, mask=lacks)
+        tl.store(notes + 2 * place + 1, count - got, mask=lacks)
+        lacking += tl.sum(lacks.to(tl.int32), axis=0)
+        tl.debug_barrier()
+    return lacking
 
 
 @triton.jit
 def _first_free(free, first, stop, LANES):
     """Return how many units there are before the first free one; LANES if those are taken."""
     lane = tl.arange(0, LANES)
-    is_free = tl.load(free + first + lane, mask=first + lane < stop, other=0) != 0
+    is_free = tl.load(free + first + lane, mask=lane < stop - first, other=0) != 0
     return tl.min(tl.where(is_free, lane, LANES), axis=0)
 
 
@@ -93,12 +96,11 @@ def _take_run(free, out, first, stop, needed, LANES):
     taken = tl.full([], 0, tl.int64)
     goes = needed > 0
     while goes:
-        unit = first + taken + lane
-        asked = (taken + lane < needed) & (unit < stop)
-        is_free = tl.load(free + unit, mask=asked, other=0) != 0
+        asked = lane < tl.minimum(needed, stop - first) - taken
+        is_free = tl.load(free + first + taken + lane, mask=asked, other=0) != 0
         whole = tl.min(tl.where(asked & is_free, LANES, lane), axis=0)
-        tl.store(out + taken + lane, unit, mask=lane < whole)
-        tl.store(free + unit, 0, mask=lane < whole)
+        tl.store(out + taken + lane, first + taken + lane, mask=lane < whole)
+        tl.store(free + first + taken + lane, 0, mask=lane < whole)
         taken += whole
         goes = whole == LANES
     tl.debug_barrier()
@@ -115,36 +117,41 @@ def _take_any(free, out, needed, used, low, starts, lengths, homes, stop, LANES,
     while (taken < needed) & (used < homes):
         first = tl.load(starts + used)
         length = tl.load(lengths + used)
-        more, _ = _take_free(free, out + taken, first, first + length, needed - taken, LANES)
+        more, _ = _take_free(free, out + taken, first, first + length, needed - taken, LANES, LANES)
         taken += more
         used += (taken < needed).to(tl.int32)
     if taken < needed:
-        _, low = _take_free(free, out + taken, low, stop, needed - taken, WIDE)
+        _, low = _take_free(free, out + taken, low, stop, needed - taken, LANES, WIDE)
     return used, low
 
 
 @triton.jit
-def _take_free(free, out, first, stop, needed, LANES):
+def _take_free(free, out, first, stop, needed, LANES: tl.constexpr, WIDE: tl.constexpr):
     """Take the free units from ``first`` on below ``stop``, as many as needed; return how many.
 
     Also returns where the search ended: nothing before it is free.
     """
     lane = tl.arange(0, LANES)
+    wide = tl.arange(0, WIDE)
     taken = tl.full([], 0, tl.int64)
     at = first
     while (taken < needed) & (at < stop):
-        unit = at + lane
-        is_free = (tl.load(free + unit, mask=unit < stop, other=0) != 0).to(tl.int64)
         # Most of the time all of them are taken.
-        if tl.sum(is_free, axis=0) > 0:
-            rank = tl.cumsum(is_free, axis=0)
-            mine = (is_free != 0) & (rank <= needed - taken)
-            tl.store(out + taken + rank - 1, unit, mask=mine)
-            tl.store(free + unit, 0, mask=mine)
-            taken += tl.sum(mine.to(tl.int64), axis=0)
-            tl.debug_barrier()
-        # Once nothing is needed, the rest of these units may be free, and is left for others.
-        at += tl.where(taken < needed, LANES, 0)
+        flags = tl.load(free + at + wide, mask=wide < stop - at, other=0)
+        if tl.max(flags, axis=0) > 0:
+            end = tl.minimum(at + WIDE, stop)
+            while (taken < needed) & (at < end):
+                is_free = tl.load(free + at + lane, mask=lane < end - at, other=0).to(tl.int32)
+                rank = tl.cumsum(is_free, axis=0)
+                mine = (is_free != 0) & (rank <= needed - taken)
+                tl.store(out + taken + rank - 1, at + lane, mask=mine)
+                tl.store(free + at + lane, 0, mask=mine)
+                taken += tl.sum(mine.to(tl.int32), axis=0)
+                tl.debug_barrier()
+                # Once nothing is needed, the rest may be free, and is left for others.
+                at += tl.where(taken < needed, LANES, 0)
+        else:
+            at += WIDE
     return taken, at
 
 
@@ -175,11 +182,11 @@ def place_units_kernel(
 ):
     """Take units for all requests: where they ended, then in the ``homes``, then anywhere.
 
-    Behind the ``total`` of them, ``out`` gets ``spare`` others, which stay free. ``notes``
-    [2 * requests] int64 is scratch: for each request where in ``out`` it goes on, and how many
-    units it lacks.
+    Behind the ``total`` of them, ``out`` gets ``spare`` others, which stay free. Where too few are
+    free, it keeps what it held. ``notes`` [2 * requests] int64 is scratch: for each request that
+    lacks units where in ``out`` it goes on, and how many they are.
     """
-    _go_on(
+    lacking = _go_on(
         free,
         last,
         rows,
@@ -196,7 +203,7 @@ def place_units_kernel(
         COLUMNS,
     )
     used = tl.full([], 0, tl.int32)
-    for request in range(requests):
+    for request in range(lacking):
         at = tl.load(notes + 2 * request)
         needed = tl.load(notes + 2 * request + 1)
         taken = tl.full([], 0, tl.int64)
@@ -213,7 +220,7 @@ def place_units_kernel(
     tl.debug_barrier()
     low = tl.full([], 1, tl.int64)
     stop = units.to(tl.int64) + 1
-    for request in range(requests):
+    for request in range(lacking):
         at = tl.load(notes + 2 * request)
         needed = tl.load(notes + 2 * request + 1)
         if needed > 0:
@@ -228,4 +235,5 @@ def place_units_kernel(
         lane = tl.arange(0, LANES)
         for first in range(0, spare, LANES):
             unit = tl.load(others + first + lane, mask=first + lane < spare, other=0)
-            tl.store(free + unit, 1, mask=first + lane < spare)
+            # Unit 0, which is none, is never free.
+            tl.store(free + unit, 1, mask=unit > 0)
