@@ -20,6 +20,12 @@ WRAPPED = {
     "TboAttnBackend": ("primary",),
 }
 
+# Prefix caches whose nodes are known: each has a tensor of slots, or None if it is on the host.
+NODE_CACHES = {
+    ("sglang.srt.mem_cache.radix_cache", "RadixCache"),
+    ("sglang.srt.mem_cache.hiradix_cache", "HiRadixCache"),
+}
+
 # Where a backend keeps the number of query heads of its rank.
 QUERY_HEADS = {"FlashMLABackend": "num_q_heads", "TritonAttnBackend": "num_head"}
 
@@ -148,6 +154,31 @@ def registered_backends() -> frozenset[str]:
     return frozenset(ATTENTION_BACKENDS)
 
 
+def has_known_nodes(tree_cache: Any) -> bool:
+    """Return whether ``tree_cache`` is exactly one whose nodes are known: see `NODE_CACHES`."""
+    cache = type(tree_cache)
+    return (cache.__module__, cache.__name__) in NODE_CACHES
+
+
+def allocating_twice(server_args: Any) -> list[str]:
+    """Return what lets two streams allocate slots without waiting for each other."""
+    # Prefill and decode allocate on streams of their own; no event lies between them.
+    if server_args.enable_pdmux:
+        return ["--enable-pdmux allocates on two streams at once"]
+    return []
+
+
+def writes_behind_the_host(server_args: Any) -> bool:
+    """Return whether what writes new slots may do so before the forward that last wrote them ends.
+
+    A batch runs while the one before is released; a transfer from another server and a load from
+    the host's cache do not wait for it.
+    """
+    runs_ahead = not server_args.disable_overlap_schedule or server_args.pp_size > 1
+    foreign = server_args.disaggregation_mode != "null" or server_args.enable_hierarchical_cache
+    return bool(runs_ahead and foreign)
+
+
 def slot_holders(scheduler: Any) -> list[str]:
     """Return what on this server may hold KV slots beside the radix cache and running requests.
 
@@ -179,11 +210,8 @@ def slot_holders(scheduler: Any) -> list[str]:
 
 def overlapping(scheduler: Any) -> list[str]:
     """Return what lets a batch run while the next one is prepared; empty where nothing does."""
-    held_by = {
-        "the overlap scheduler (--disable-overlap-schedule turns it off)": scheduler.enable_overlap,
-        "--enable-pdmux": scheduler.server_args.enable_pdmux,
-    }
-    return [f"batches overlap under {name}" for name, held in held_by.items() if held]
+    name = "the overlap scheduler (--disable-overlap-schedule turns it off)"
+    return [f"batches overlap under {name}"] if scheduler.enable_overlap else []
 
 
 def slot_pools(scheduler: Any) -> list[Any]:

@@ -24,6 +24,7 @@ def scheduler(speculation: str = "", cache: Any = RADIX, **changes: Any) -> Any:
         "enable_streaming_session": False,
         "enable_hisparse": False,
         "enable_pdmux": False,
+        "disable_overlap_schedule": False,
         "dllm_algorithm": None,
         "speculative_algorithm": speculation,
     }
@@ -66,7 +67,33 @@ def test_every_other_holder_is_named(change: dict[str, Any], named: str) -> None
     assert named in reason
 
 
-@pytest.mark.parametrize("change", [{"enable_overlap": True}, {"enable_pdmux": True}], ids=str)
-def test_overlapping_batches_are_named(change: dict[str, Any]) -> None:
-    (reason,) = upstream.overlapping(scheduler(**change))
+def test_overlapping_batches_are_named() -> None:
+    (reason,) = upstream.overlapping(scheduler(enable_overlap=True))
     assert reason.startswith("batches overlap under ")
+
+
+def test_two_streams_that_allocate_are_named() -> None:
+    assert upstream.allocating_twice(scheduler().server_args) == []
+    (reason,) = upstream.allocating_twice(scheduler(enable_pdmux=True).server_args)
+    assert reason.startswith("--enable-pdmux")
+
+
+@pytest.mark.parametrize(
+    ("changes", "behind"),
+    [
+        ({}, False),
+        ({"disaggregation_mode": "decode"}, True),
+        ({"enable_hierarchical_cache": True}, True),
+        ({"disaggregation_mode": "prefill", "disable_overlap_schedule": True}, False),
+        ({"disaggregation_mode": "decode", "disable_overlap_schedule": True, "pp_size": 2}, True),
+    ],
+    ids=str,
+)
+def test_writers_that_do_not_wait_for_a_forward(changes: dict[str, Any], behind: bool) -> None:
+    assert upstream.writes_behind_the_host(scheduler(**changes).server_args) == behind
+
+
+def test_only_exact_caches_have_known_nodes() -> None:
+    assert upstream.has_known_nodes(RADIX())
+    assert not upstream.has_known_nodes(type("RadixCache", (RADIX,), {"__module__": "a.fork"})())
+    assert not upstream.has_known_nodes(type("ChunkCache", (), {})())

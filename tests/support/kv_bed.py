@@ -53,8 +53,8 @@ class _NaiveDecode:
 class KvBed:
     """Requests that come, draft, commit and go, on a pool of ``slots`` slots.
 
-    ``placed`` takes the overlay's allocator. ``layers`` of rows are kept in each of two pools, the
-    target's and a drafter's; 0 keeps none.
+    ``placed`` takes the overlay's allocator, ``patient`` one that holds back what is released.
+    ``layers`` of rows are kept in each of two pools, the target's and a drafter's; 0 keeps none.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class KvBed:
         requests: int = 32,
         context: int = 4096,
         layers: int = 0,
+        patient: bool = False,
     ) -> None:
         allocators.alloc_extend_kernel = _NaiveExtend()
         allocators.alloc_decode_kernel = _NaiveDecode()
@@ -86,7 +87,9 @@ class KvBed:
             stock = allocators.TokenToKVPoolAllocator(slots, need_sort=False, **make)
         else:
             stock = allocators.PagedTokenToKVPoolAllocator(slots, page, need_sort=False, **make)
-        self.allocator: Any = kv_allocators.placed(stock) if placed else stock
+        self.allocator: Any = stock
+        if placed:
+            self.allocator = kv_allocators.placed(stock, patient=patient)
         self.table = ReqToTokenPool(requests, context, "cpu", False)
         self.tree: Any = RadixCache(
             CacheInitParams(

@@ -47,11 +47,11 @@ class Serving(RuleBasedStateMachine):
 
     pages = tuple(PAGES)
 
-    @initialize(choice=st.integers(0, len(PAGES) - 1))
-    def start(self, choice: int) -> None:
+    @initialize(choice=st.integers(0, len(PAGES) - 1), patient=st.booleans())
+    def start(self, choice: int, patient: bool) -> None:
         page = self.pages[choice % len(self.pages)]
         common: dict[str, Any] = {"page": page, "slots": PAGES[page], "requests": 6, "context": 128}
-        self.bed = KvBed(**common, placed=True, layers=2)
+        self.bed = KvBed(**common, placed=True, layers=2, patient=patient)
         self.twin = KvBed(**common, placed=False)
         self.compactor = self.bed.compactor()
         self.failures = 0
@@ -169,8 +169,8 @@ class Serving(RuleBasedStateMachine):
     @rule(live=st.booleans())
     def compact(self, live: bool) -> None:
         with unchanged(self.bed):
+            self.compactor._pause = 0
             if live or self._alive():
-                self.compactor._pause = 0
                 moved = self.compactor.compact_unlocked()
             else:
                 moved = self.compactor.compact()

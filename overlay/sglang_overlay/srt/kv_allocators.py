@@ -22,16 +22,29 @@ HEADROOM = 1024
 KEPT = 16
 # Pages: a step adds one or two to a request, a prompt more.
 FEW = 2
+# Steps of running requests after which what was released can have no writer left. The next step's
+# forward may still run when a request is released, and has ended once the one behind it is
+# prepared; with one more for good measure.
+PATIENCE = 3
 
 
 class _Placement:
     """What both allocators share.
 
     ``changes`` counts allocations and releases, so that others can tell whether anything happened.
+    ``patient``: what is released is held back for `PATIENCE` steps, or until it is needed. A
+    forward may still write it, and whatever writes it next would not wait for that.
     """
 
     free_map: FreeMap
     changes = 0
+    patient = False
+    # What is held back: the step at which it was released, and the units.
+    _held: list[tuple[int, torch.Tensor]]
+    _held_units = 0
+    _steps = 0
+    # The map that an open window will go back to.
+    _kept: FreeMap | None = None
     _nowhere: torch.Tensor
     _runs: Runs | None = None
     _uses = 0
@@ -55,41 +68,80 @@ class _Placement:
             self.free_map.take(self.free_map.listed())
             self.free_map.release(units)
 
+    @property
+    def release_pages(self: Any) -> torch.Tensor:
+        """Return the units [n] int64 that are held back."""
+        return torch.cat([self._nowhere[:0], *(units for _, units in self._held)])
+
+    @release_pages.setter
+    def release_pages(self, units: torch.Tensor | None) -> None:
+        self._held, self._held_units = [], 0
+        if units is not None and len(units):
+            self._hold(units)
+
     def available_size(self: Any) -> int:
         """Return how many slots are free."""
         lent = 0 if self._lent is None else len(self._lent)
-        return int((self.free_map.count - lent) * self.page_size)
+        return int((self.free_map.count + self._held_units - lent) * self.page_size)
 
     def backup_state(self) -> FreeMap:
         """Open a window: what is allocated until `restore_state` is given back by it."""
-        self._borrowing = True
+        self._borrowing, self._kept = True, self.free_map
         return self.free_map
 
     def restore_state(self, state: FreeMap) -> None:
         """Close the window."""
-        self._borrowing, self._lent = False, None
+        self._borrowing, self._kept, self._lent = False, None, None
         self.free_map = state
 
     def clear(self: Any) -> None:
         """Free everything."""
         self.changes += 1
         self.free_map = FreeMap(self.size // self.page_size, self.device)
-        self.release_pages = torch.empty(0, dtype=torch.int64, device=self.device)
+        self.release_pages = None
         self._nowhere = torch.full((1,), NOTHING, dtype=torch.int64, device=self.device)
         self.is_not_in_free_group = True
         self.free_group: list[torch.Tensor] = []
-        self._borrowing, self._runs, self._lent = False, None, None
+        self._borrowing, self._kept, self._runs, self._lent = False, None, None, None
 
     def quiet(self) -> bool:
         """Say whether no window and no group of releases is open."""
         return not self._borrowing and self.is_not_in_free_group
 
-    def _place(self: Any, demand: Demand, *, prompt: bool) -> torch.Tensor | None:
+    def _release(self, units: torch.Tensor) -> None:
+        # What is released in a window goes back with it.
+        if self.patient and not self._borrowing:
+            self._hold(units)
+        else:
+            self.free_map.release(units)
+
+    def _hold(self, units: torch.Tensor) -> None:
+        self._held.append((self._steps, units))
+        self._held_units += len(units)
+
+    def _let_go(self, needed: int) -> None:
+        """Free what was held back long enough, or all of it where ``needed`` units are more."""
+        lent = 0 if self._lent is None else len(self._lent)
+        short = needed > self.free_map.count - lent
+        while self._held and (short or self._steps - self._held[0][0] >= PATIENCE):
+            _, units = self._held.pop(0)
+            self._held_units -= len(units)
+            self.free_map.release(units)
+            # A window that has a map of its own by now must not take them along when it closes.
+            if self._kept is not None and self._kept is not self.free_map:
+                self._kept.release(units)
+
+    def _place(
+        self: Any, demand: Demand, *, prompt: bool, step: bool = False
+    ) -> torch.Tensor | None:
         """Return units [demand.total] int64, or None where fewer are free.
 
-        ``prompt``: they may be many, and deserve a fresh look at the free runs.
+        ``prompt``: they may be many, and deserve a fresh look at the free runs. ``step``: running
+        requests grow by a step, so that the steps before it are over, or nearly so.
         """
         self.changes += 1
+        self._steps += step
+        self._let_go(demand.total)
         if demand.total * self.page_size > self.available_size():
             return None
         if demand.total == 0:
@@ -150,13 +202,13 @@ class PlacedTokenAllocator(_Placement, TokenToKVPoolAllocator):  # type: ignore[
         demand = self._demand
         if demand is None or demand.total != need_size:
             return self._place(self._newcomer(need_size), prompt=False)
-        return self._place(demand, prompt=self._prompt)
+        return self._place(demand, prompt=self._prompt, step=not self._prompt)
 
     def free(self, free_index: torch.Tensor) -> None:
         """Free slots [n] int."""
         self.changes += 1
         if self.is_not_in_free_group:
-            self.free_map.release(free_index)
+            self._release(free_index)
         else:
             self.free_group.append(free_index)
 
@@ -193,7 +245,8 @@ class PlacedPagedAllocator(_Placement, PagedTokenToKVPoolAllocator):  # type: ig
     ) -> torch.Tensor | None:
         """Return slots [requests] int64 for one more token each, as SGLang's does."""
         growth = self._growth(seq_lens_cpu - 1, seq_lens_cpu, last_loc)
-        return self._offering(growth, super().alloc_decode, seq_lens, seq_lens_cpu, last_loc)
+        stock = super().alloc_decode
+        return self._offering(growth, stock, seq_lens, seq_lens_cpu, last_loc, step=True)
 
     def free(self, free_index: torch.Tensor) -> None:
         """Free the pages of slots [n] int."""
@@ -201,16 +254,18 @@ class PlacedPagedAllocator(_Placement, PagedTokenToKVPoolAllocator):  # type: ig
         if not self.is_not_in_free_group:
             self.free_group.append(free_index)
         elif len(free_index):
-            self.free_map.release(torch.unique(free_index // self.page_size))
+            self._release(torch.unique(free_index // self.page_size))
 
     def _growth(self, before: torch.Tensor, after: torch.Tensor, last: torch.Tensor) -> Demand:
         size = self.page_size
         pages = -(-after.numpy() // size) + (-before.numpy() // size)
         return Demand(last=last, counts=pages.tolist(), page_size=size)
 
-    def _offering(self, demand: Demand, stock: Any, *args: Any, **kwargs: Any) -> Any:
+    def _offering(
+        self, demand: Demand, stock: Any, *args: Any, step: bool = False, **kwargs: Any
+    ) -> Any:
         """Return what ``stock``, an allocation of SGLang's, gives out of pages for ``demand``."""
-        self._offer = self._place(demand, prompt=max(demand.counts, default=0) > FEW)
+        self._offer = self._place(demand, prompt=max(demand.counts, default=0) > FEW, step=step)
         try:
             return None if self._offer is None else stock(*args, **kwargs)
         finally:
@@ -218,10 +273,14 @@ class PlacedPagedAllocator(_Placement, PagedTokenToKVPoolAllocator):  # type: ig
 
 
 KNOWN = (TokenToKVPoolAllocator, PagedTokenToKVPoolAllocator)
+PLACED = (PlacedTokenAllocator, PlacedPagedAllocator)
 
 
-def placed(stock: Any) -> PlacedTokenAllocator | PlacedPagedAllocator:
-    """Return an allocator like ``stock``, one of `KNOWN` that has allocated nothing yet."""
+def placed(stock: Any, *, patient: bool) -> PlacedTokenAllocator | PlacedPagedAllocator:
+    """Return an allocator like ``stock``, one of `KNOWN` that has allocated nothing yet.
+
+    ``patient``: see `_Placement`.
+    """
     common = {
         "dtype": stock.dtype,
         "device": stock.device,
@@ -229,6 +288,10 @@ def placed(stock: Any) -> PlacedTokenAllocator | PlacedPagedAllocator:
         # SGLang's lists are not used: there is nothing to sort.
         "need_sort": False,
     }
+    made: PlacedTokenAllocator | PlacedPagedAllocator
     if type(stock) is TokenToKVPoolAllocator:
-        return PlacedTokenAllocator(stock.size, **common)
-    return PlacedPagedAllocator(stock.size, page_size=stock.page_size, **common)
+        made = PlacedTokenAllocator(stock.size, **common)
+    else:
+        made = PlacedPagedAllocator(stock.size, page_size=stock.page_size, **common)
+    made.patient = patient
+    return made

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sglang_overlay import upstream
 from sglang_overlay.kvcache.metrics import NOTHING, Piece, Units, free_space, layout
 
 # The block of the aligned share: the page of the kernels that need one.
@@ -41,6 +42,13 @@ class Cached:
             for mine, parent in zip(units, self.parents, strict=True)
         ]
 
+    def part(self, first: int, stop: int) -> Cached:
+        """Return the nodes from number ``first`` on, before ``stop``."""
+        return Cached(
+            nodes=self.nodes[first:stop],
+            parents=[max(parent - first, NOTHING) for parent in self.parents[first:stop]],
+        )
+
 
 def to_units(slots: Units, page_size: int) -> Units:
     """Return the units of ``slots`` [n] int64, whose pages are whole but for the last."""
@@ -48,14 +56,17 @@ def to_units(slots: Units, page_size: int) -> Units:
 
 
 def cached(tree_cache: Any, *, unlocked: bool = False) -> Cached:
-    """Return the nodes of a ``RadixCache``; with ``unlocked`` those that no request holds."""
+    """Return the nodes of a ``RadixCache``; with ``unlocked`` those that no request holds.
+
+    Nodes that are on the host only, as HiCache has them, are none of these.
+    """
     nodes: list[Any] = []
     parents: list[int] = []
     stack = [(child, NOTHING) for child in tree_cache.root_node.children.values()]
     while stack:
         node, parent = stack.pop()
         mine = NOTHING
-        if not (unlocked and node.lock_ref):
+        if node.value is not None and not (unlocked and node.lock_ref):
             mine = len(nodes)
             nodes.append(node)
             parents.append(parent)
@@ -77,24 +88,28 @@ def running(requests: Sequence[Any], req_to_token: torch.Tensor, page_size: int)
     return [Piece(units=to_units(row.cpu().numpy().astype(np.int64), page_size)) for row in rows]
 
 
-def describe(scheduler: Any) -> dict[str, float]:
+def describe(scheduler: Any, *, requests: bool = True) -> dict[str, float]:
     """Return the layout of ``scheduler`` in numbers, named as in server info and the metrics.
 
-    ``…_tokens_per_run`` and ``largest_free_run``, ``high_water`` in tokens; shares in 0 … 1.
+    ``…_tokens_per_run`` and ``largest_free_run``, ``high_water`` in tokens; shares in 0 … 1. Those
+    of cached tokens are left out for a cache whose nodes are not known, those of running
+    ``requests`` where nobody wants them.
     """
     allocator, cache = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
     page = allocator.page_size
-    block = max(BLOCK // page, 1)
-    kept = layout(cached(cache).pieces(page), block=block)
-    requests = scheduler.running_batch.reqs
-    table = scheduler.req_to_token_pool.req_to_token
-    used = layout(running(requests, table, page), block=block)
+    found: dict[str, float] = {}
+    kinds: dict[str, list[Piece]] = {}
+    if upstream.has_known_nodes(cache):
+        kinds["cached"] = cached(cache).pieces(page)
+    if requests:
+        table = scheduler.req_to_token_pool.req_to_token
+        kinds["running"] = running(scheduler.running_batch.reqs, table, page)
+    for kind, pieces in kinds.items():
+        lies = layout(pieces, block=max(BLOCK // page, 1))
+        found[f"{kind}_tokens_per_run"] = lies.units_per_run * page
+        found[f"{kind}_aligned_share"] = lies.aligned_share
     free = free_space(free_units(allocator), units=allocator.size // page)
-    return {
-        "cached_tokens_per_run": kept.units_per_run * page,
-        "cached_aligned_share": kept.aligned_share,
-        "running_tokens_per_run": used.units_per_run * page,
-        "running_aligned_share": used.aligned_share,
+    return found | {
         "free_tokens": free.units * page,
         "largest_free_run": free.largest_run * page,
         "high_water": free.high_water * page,

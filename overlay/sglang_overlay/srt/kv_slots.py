@@ -16,52 +16,66 @@ from sglang_overlay.srt.kv_allocators import PlacedTokenAllocator
 from sglang_overlay.srt.kv_compaction import Compactor
 from sglang_overlay.srt.kv_report import Report
 from sglang_overlay.srt.server_info import KV_SLOTS as REPORT
-from sglang_overlay.switches import IDLE, LIVE, PLACEMENT
+from sglang_overlay.switches import IDLE, LIVE, OFF, PLACEMENT
 
 _COMPACTOR = "overlay_compactor"
-
-
-def level() -> str:
-    """Return the level of this process."""
-    return levels.wanted(switches.ACTIVE.kv_slots)
 
 
 def start_placement(model_runner: Any) -> None:
     """Replace the target's new allocator by one that places, if the level says so.
 
     Raises:
-        ImpossibleLevelError: the allocator is not one that placement knows.
+        ImpossibleLevelError: the operator asked for it, and this server cannot have it.
     """
-    if not levels.includes(level(), PLACEMENT):
+    stock, args = model_runner.token_to_kv_pool_allocator, model_runner.server_args
+    level = _level(stock)
+    if not levels.includes(level, PLACEMENT):
         return
-    stock = model_runner.token_to_kv_pool_allocator
-    known = [cls.__name__ for cls in kv_allocators.KNOWN]
-    unknown = f"its allocator is a {type(stock).__name__}, known are {' and '.join(known)}"
-    levels.refuse(level(), [] if type(stock) in kv_allocators.KNOWN else [unknown])
-    model_runner.token_to_kv_pool_allocator = kv_allocators.placed(stock)
+    obstacles = upstream.allocating_twice(args)
+    if type(stock) not in kv_allocators.KNOWN:
+        known = " and ".join(cls.__name__ for cls in kv_allocators.KNOWN)
+        obstacles.append(f"its allocator is a {type(stock).__name__}, known are {known}")
+    if levels.settle(level, obstacles, asked=switches.ACTIVE.kv_slots, otherwise=OFF) != OFF:
+        model_runner.token_to_kv_pool_allocator = kv_allocators.placed(
+            stock, patient=upstream.writes_behind_the_host(args)
+        )
 
 
 def start(scheduler: Any) -> None:
     """Give ``scheduler`` what its level asks for: a report, from ``idle`` on a compactor.
 
     Raises:
-        ImpossibleLevelError: this server has holders of slots that compaction does not know.
+        ImpossibleLevelError: the operator asked for compaction, and this server has holders of
+            slots that it does not know.
     """
-    if not levels.includes(level(), PLACEMENT):
+    allocator = scheduler.token_to_kv_pool_allocator
+    if not isinstance(allocator, kv_allocators.PLACED):
         return
-    if levels.includes(level(), IDLE):
-        setattr(scheduler, _COMPACTOR, _make_compactor(scheduler))
-    setattr(scheduler, REPORT, Report(scheduler, level(), compactor_of(scheduler)))
+    level, compactor = _level(allocator), None
+    if levels.includes(level, IDLE):
+        obstacles = _obstacles(scheduler, level)
+        asked = switches.ACTIVE.kv_slots
+        level = levels.settle(level, obstacles, asked=asked, otherwise=PLACEMENT)
+    if levels.includes(level, IDLE):
+        compactor = _make_compactor(scheduler)
+    setattr(scheduler, _COMPACTOR, compactor)
+    setattr(scheduler, REPORT, Report(scheduler, level, compactor))
+
+
+def _level(allocator: Any) -> str:
+    return levels.wanted(switches.ACTIVE.kv_slots, device=torch.device(allocator.device).type)
+
+
+def _obstacles(scheduler: Any, level: str) -> list[str]:
+    obstacles = upstream.slot_holders(scheduler)
+    if levels.includes(level, LIVE):
+        obstacles += upstream.overlapping(scheduler)
+    pools = upstream.slot_pools(scheduler)
+    return obstacles + [reason for pool in pools for reason in kv_movers.obstacles(pool)]
 
 
 def _make_compactor(scheduler: Any) -> Compactor:
-    obstacles = upstream.slot_holders(scheduler)
-    if levels.includes(level(), LIVE):
-        obstacles += upstream.overlapping(scheduler)
-    pools = upstream.slot_pools(scheduler)
-    obstacles += [reason for pool in pools for reason in kv_movers.obstacles(pool)]
-    levels.refuse(level(), obstacles)
-    rows = [row_buffers(pool) for pool in pools]
+    rows = [row_buffers(pool) for pool in upstream.slot_pools(scheduler)]
     return Compactor(
         allocator=scheduler.token_to_kv_pool_allocator,
         tree_cache=scheduler.tree_cache,
@@ -88,10 +102,8 @@ def compact_idle(scheduler: Any) -> None:
 
 def compact_live(scheduler: Any) -> None:
     """Make a pass over what no request holds, where the level says so."""
-    if not levels.includes(level(), LIVE):
-        return
     compactor = compactor_of(scheduler)
-    if compactor is not None:
+    if compactor is not None and levels.includes(getattr(scheduler, REPORT).level, LIVE):
         compactor.compact_unlocked()
 
 

@@ -1,0 +1,193 @@
+"""Which level of KV slots a server has, what its allocator holds back, what its report says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.engine.launch import Launch
+from tests.support.engine.scene import play
+
+pytestmark = pytest.mark.engine
+
+PLACED = (("SGLANG_OVERLAY_KV_SLOTS", "placement"),)
+
+
+def starts(bed: Any) -> dict[str, str]:
+    """Scene: what becomes of allocators at the start, by the level asked for and the default."""
+    from types import SimpleNamespace
+
+    import sglang.srt.mem_cache.allocator as allocators
+    import torch
+    from sglang_overlay import switches
+    from sglang_overlay.kvcache import levels
+    from sglang_overlay.srt import kv_allocators, kv_slots
+
+    class SWATokenToKVPoolAllocator(allocators.TokenToKVPoolAllocator):  # type: ignore[misc]
+        pass
+
+    def outcome(cls: Any, *, asked: str, default: str, device: str, pdmux: bool = False) -> str:
+        allocator = cls(64, dtype=torch.float32, device="cpu", kvcache=None, need_sort=False)
+        allocator.device = device
+        args = SimpleNamespace(
+            enable_pdmux=pdmux,
+            disable_overlap_schedule=True,
+            pp_size=1,
+            disaggregation_mode="null",
+            enable_hierarchical_cache=False,
+        )
+        runner = SimpleNamespace(token_to_kv_pool_allocator=allocator, server_args=args)
+        switches.ACTIVE = switches.Switches(kv_slots=asked)
+        levels.DEFAULT = default
+        try:
+            kv_slots.start_placement(runner)
+        except levels.ImpossibleLevelError as refusal:
+            return f"refused: {refusal}"
+        return type(runner.token_to_kv_pool_allocator).__name__
+
+    plain, window = allocators.TokenToKVPoolAllocator, SWATokenToKVPoolAllocator
+    # Tensors of this device have no contents, and need none here.
+    gpu, cpu = "meta", "cpu"
+    found = {
+        "default off": outcome(plain, asked="", default="off", device=gpu),
+        "default": outcome(plain, asked="", default="placement", device=gpu),
+        "default on a CPU": outcome(plain, asked="", default="placement", device=cpu),
+        "default, unknown": outcome(window, asked="", default="placement", device=gpu),
+        "default, pdmux": outcome(plain, asked="", default="placement", pdmux=True, device=gpu),
+        "asked": outcome(plain, asked="placement", default="off", device=gpu),
+        "asked on a CPU": outcome(plain, asked="placement", default="off", device=cpu),
+        "asked, unknown": outcome(window, asked="placement", default="off", device=gpu),
+        "asked, pdmux": outcome(plain, asked="placement", default="off", pdmux=True, device=gpu),
+    }
+    # Of a compaction that nobody asked for, placement is left.
+    levels.DEFAULT, switches.ACTIVE = "idle", switches.Switches()
+    scheduler = bed.scheduler
+    stock = scheduler.token_to_kv_pool_allocator
+    scheduler.token_to_kv_pool_allocator = kv_allocators.placed(stock, patient=False)
+    scheduler.token_to_kv_pool_allocator.device = "meta"
+    scheduler.server_args.enable_lmcache = True
+    kv_slots.start(scheduler)
+    found["default idle, a holder"] = scheduler.overlay_kv_slots.level
+    return found | {"its compactor": str(kv_slots.compactor_of(scheduler))}
+
+
+def test_what_is_asked_for_is_had_or_refused_and_a_default_gives_way(overlay: Path) -> None:
+    found = play(starts, Launch(tree=overlay, algorithm="")).result
+    unknown, pdmux = found.pop("asked, unknown"), found.pop("asked, pdmux")
+    assert found == {
+        "default off": "TokenToKVPoolAllocator",
+        "default": "PlacedTokenAllocator",
+        "default on a CPU": "TokenToKVPoolAllocator",
+        "default, unknown": "SWATokenToKVPoolAllocator",
+        "default, pdmux": "TokenToKVPoolAllocator",
+        "asked": "PlacedTokenAllocator",
+        "asked on a CPU": "PlacedTokenAllocator",
+        "default idle, a holder": "placement",
+        "its compactor": "None",
+    }
+    assert unknown.startswith(
+        "refused: SGLANG_OVERLAY_KV_SLOTS=placement cannot be had on this server: its allocator is "
+        "a SWATokenToKVPoolAllocator"
+    )
+    assert pdmux.startswith(
+        "refused: SGLANG_OVERLAY_KV_SLOTS=placement cannot be had on this server: --enable-pdmux"
+    )
+
+
+def held_back(bed: Any) -> dict[str, Any]:
+    """Scene: when a slot that was released is given out again, on either page size."""
+    import torch
+
+    from tests.support.kv_bed import KvBed
+
+    found: dict[str, Any] = {}
+    for page in (1, 4):
+        for patient in (False, True):
+            mine = KvBed(page=page, slots=400, placed=True, patient=patient)
+            allocator = mine.allocator
+            assert mine.admit([1] * 38)
+            assert mine.admit([2] * 38)
+            slots = allocator.alloc(40)
+            allocator.free(slots)
+            steps = 0
+            while not set((slots // page).tolist()) & set(allocator.free_pages.tolist()):
+                # Allocations for newcomers, as a transfer's, say nothing of the forward.
+                for _ in range(8):
+                    assert allocator.alloc(page) is not None
+                assert mine.decode([0] * 2)
+                steps += 1
+            listed = torch.cat((allocator.free_pages, allocator.release_pages))
+            counted = allocator.available_size() - len(listed) * page
+            name = f"{page}, {'patient' if patient else 'hasty'}"
+            found[name] = {"steps": steps, "counted": counted}
+            # All that is free can be had at once, in a window as well, and is had once.
+            allocator.free(allocator.alloc(20))
+            size, before = allocator.available_size(), allocator.free_pages.tolist()
+            state = allocator.backup_state()
+            assert allocator.alloc(page) is not None
+            borrowed = allocator.alloc(size - page)
+            found[name]["borrowed"] = len(set(borrowed.tolist())) - (size - page)
+            allocator.restore_state(state)
+            found[name]["back"] = allocator.available_size() - size
+            found[name]["lost"] = len(set(before) - set(allocator.free_pages.tolist()))
+            taken = allocator.alloc(size)
+            found[name]["short"] = size - len(set(taken.tolist()))
+            assert allocator.alloc(page) is None
+            allocator.free(taken)
+            allocator.clear()
+            found[name]["cleared"] = allocator.available_size()
+    return found
+
+
+def test_a_released_slot_waits_for_the_forward_that_may_still_write_it(overlay: Path) -> None:
+    found = play(held_back, Launch(tree=overlay, algorithm="")).result
+    rest = {"counted": 0, "borrowed": 0, "back": 0, "lost": 0, "short": 0, "cleared": 400}
+    # Hasty, it is free before the first step; patient, the third step after its release frees it.
+    assert found == {
+        f"{page}, {name}": {"steps": steps} | rest
+        for page in (1, 4)
+        for name, steps in (("hasty", 0), ("patient", 3))
+    }
+
+
+def reported(bed: Any) -> dict[str, Any]:
+    """Scene: what a server tells at an idle moment, as server info and as metrics."""
+    from types import SimpleNamespace
+
+    from sglang_overlay.srt import server_info
+
+    scheduler = bed.scheduler
+    bed.step()
+    bed.submit(list(range(40)), tokens=3)
+    bed.run()
+    bed.step()
+    output = SimpleNamespace(internal_state={})
+    server_info.add_to_internal_state(scheduler, output)
+    report = scheduler.overlay_kv_slots
+    (family,) = report._gauge.collect() if report._gauge is not None else [None]
+    return {
+        "cache": type(scheduler.tree_cache).__name__,
+        "info": output.internal_state["overlay"]["kv_slots"],
+        "gauges": sorted({each.labels["measure"] for each in family.samples}) if family else [],
+        "failed": report._failed,
+    }
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_server_tells_of_its_slots_whatever_its_cache_is(overlay: Path, cached: bool) -> None:
+    options = (("page_size", 1), ("enable_metrics", True), ("disable_radix_cache", not cached))
+    launch = Launch(
+        tree=overlay, attention="triton", algorithm="", options=options, variables=PLACED
+    )
+    result = play(reported, launch).result
+    measures = ["free_tokens", "high_water", "largest_free_run"]
+    if cached:
+        measures = ["cached_aligned_share", "cached_tokens_per_run", *measures]
+    assert result["cache"] == ("RadixCache" if cached else "ChunkCache")
+    assert result["gauges"] == measures
+    assert sorted(result["info"]) == sorted([*measures, "level"])
+    assert not result["failed"]
+    # The prompt and all but the last of its tokens are kept, or nothing is.
+    assert result["info"]["free_tokens"] == 4096 - (42 if cached else 0)
