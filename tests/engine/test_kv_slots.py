@@ -64,7 +64,7 @@ def moving_everything(
     from sglang_overlay import upstream
     from sglang_overlay.kvcache import planner
     from sglang_overlay.kvcache.planner import Move
-    from sglang_overlay.srt import kv_layout, kv_movers
+    from sglang_overlay.srt import kv_compaction, kv_layout, kv_movers
     from sglang_overlay.srt.ddtree.rows import row_buffers
 
     def scatter(pieces: Any, parents: Any, free: Any, **_: Any) -> list[Move]:
@@ -95,6 +95,7 @@ def moving_everything(
             raise RuntimeError("a pass changed what a cached token's slots hold")
         return moved
 
+    kv_compaction.LIVE_PAUSE = 0
     planner.plan = scatter
     compactor._pass = checked_pass
     if scheduler.server_args.speculative_algorithm == "DDTREE":

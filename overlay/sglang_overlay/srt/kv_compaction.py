@@ -19,7 +19,7 @@ import torch
 
 from sglang_overlay.kvcache import planner
 from sglang_overlay.kvcache.metrics import Units
-from sglang_overlay.srt.kv_layout import cached, free_units
+from sglang_overlay.srt.kv_layout import Cached, cached
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +28,11 @@ Mover = Callable[[torch.Tensor, torch.Tensor], None]
 
 # Tokens that one pass moves at most: a request that arrives meanwhile waits for it.
 BUDGET = 16384
+# Nodes that one pass reads at most: reading and planning take longer than the copy.
+NODES = 512
+# Idle moments, and batches, from one pass to the next. Counted, not timed: ranks agree on them.
+IDLE_PAUSE = 64
+LIVE_PAUSE = 32
 LONGEST_PAUSE = 512
 # Below this share of free tokens, free runs are what the next request will be made of.
 SCARCE = 1 / 8
@@ -60,60 +65,85 @@ class Compactor:
         self._movers = movers
         self._row_bytes = row_bytes
         self._settled_at = -1
-        self._pause = self._skipped = 0
+        self._pause = self._waited = 0
+        # The round over all nodes: the next one to read, and what is known of the round so far.
+        self._next = 0
+        self._round_began_at = -1
+        self._round_moved = False
 
     def compact(self) -> int:
         """Make one pass on an idle server; return the tokens moved.
 
-        After one that found nothing to do, the next comes when a slot was given or taken.
+        Passes are `IDLE_PAUSE` calls apart: a request that arrives during one waits for it. After
+        a round over all nodes that found nothing to do, the next comes when a slot was given or
+        taken.
         """
-        if self._settled_at == self._allocator.changes:
+        if self._pausing() or self._settled_at == self._allocator.changes:
             return 0
-        moved = self._pass()
-        if not moved:
-            self._settled_at = self._allocator.changes
-        return moved
+        self._waited, self._pause = 0, IDLE_PAUSE
+        return self._pass()
 
     def compact_unlocked(self) -> int:
         """Make one pass between two batches; return the tokens moved.
 
-        Passes that find nothing to do are followed by ever longer pauses, counted in calls.
+        Passes are `LIVE_PAUSE` calls apart, and ever further while they find nothing to do.
         """
-        if self._skipped < self._pause:
-            self._skipped += 1
+        if self._pausing():
             return 0
+        last, self._waited, self._pause = self._pause, 0, LIVE_PAUSE
         moved = self._pass()
-        self._skipped = 0
-        self._pause = 0 if moved else min(max(2 * self._pause, 1), LONGEST_PAUSE)
+        if not moved:
+            self._pause = min(max(2 * last, LIVE_PAUSE, 1), LONGEST_PAUSE)
         return moved
+
+    def _pausing(self) -> bool:
+        self._waited += 1
+        return self._waited <= self._pause
 
     def _pass(self) -> int:
         """Bring together what no request holds; return the tokens moved."""
         if not self._allocator.quiet():
             self.tally.refused_open += 1
+            self._settled_at = self._allocator.changes
             return 0
         started = time.perf_counter()
-        page = self._allocator.page_size
-        found = cached(self._tree_cache, unlocked=True)
-        pieces = found.pieces(page)
-        free = free_units(self._allocator)
-        moves = planner.plan(
-            pieces,
-            found.parents,
-            free,
-            budget=BUDGET // page,
-            scarce=len(free) * page < self._allocator.size * SCARCE,
-        )
-        if not moves:
-            return 0
-        moved = self._carry_out(
-            [found.nodes[move.piece] for move in moves], [move.destination for move in moves]
-        )
+        moved = self._move(self._some_nodes())
         self.tally.passes += bool(moved)
         self.tally.moved_tokens += moved
         self.tally.moved_bytes += moved * self._row_bytes
-        self.tally.pass_seconds += time.perf_counter() - started
+        self.tally.pass_seconds += (time.perf_counter() - started) * bool(moved)
+        self._end_of_round(moved)
         return moved
+
+    def _some_nodes(self) -> Cached:
+        """Return the next `NODES` nodes of the round."""
+        found = cached(self._tree_cache, unlocked=True)
+        if self._next == 0:
+            self._round_began_at, self._round_moved = self._allocator.changes, False
+        some = found.part(self._next, self._next + NODES)
+        self._next = self._next + NODES if self._next + NODES < len(found.nodes) else 0
+        return some
+
+    def _end_of_round(self, moved: int) -> None:
+        self._round_moved |= moved > 0
+        if self._next == 0 and not self._round_moved:
+            self._settled_at = self._round_began_at
+
+    def _move(self, found: Cached) -> int:
+        allocator, page = self._allocator, self._allocator.page_size
+        free = allocator.free_map.listed().cpu().numpy()
+        moves = planner.plan(
+            found.pieces(page),
+            found.parents,
+            free,
+            budget=BUDGET // page,
+            scarce=len(free) * page < allocator.size * SCARCE,
+        )
+        if not moves:
+            return 0
+        return self._carry_out(
+            [found.nodes[move.piece] for move in moves], [move.destination for move in moves]
+        )
 
     def _carry_out(self, nodes: Sequence[Any], destinations: Sequence[Units]) -> int:
         """Move ``nodes`` to the units ``destinations``; put everything back if anything fails."""

@@ -61,9 +61,11 @@ def _move_without_need() -> None:
     Each tells on stderr what it left: `pass of <process>: <which> <tokens moved> <digest>`.
     """
     from sglang_overlay.kvcache import planner
+    from sglang_overlay.srt import kv_compaction, kv_report
     from sglang_overlay.srt.kv_compaction import Compactor
     from sglang_overlay.srt.kv_layout import cached
 
+    kv_compaction.IDLE_PAUSE, kv_report.INTERVAL = 0, 0.0
     stock = Compactor._pass
     left = list(PASSES)
 
