@@ -40,6 +40,7 @@ step() {
     ddtree) "$python" benchmarks/ddtree_gpu.py "$out" ;;
     ddtree-throughput) "$python" benchmarks/ddtree_throughput.py "$out" ;;
     ddtree-server) "$python" benchmarks/ddtree_server.py "$out" 120 triton hybrid ;;
+    kv-calls) measure kv_calls kv-calls ;;
     kv-layouts) "$python" benchmarks/kv_layouts.py "$out" ${KV_LAYOUTS:+--layouts "$KV_LAYOUTS"} ;;
     kv-throughput) "$python" benchmarks/kv_throughput.py "$out" ;;
     *) echo "unknown step: $1; benchmarks/README.md lists them" >&2 && return 2 ;;
