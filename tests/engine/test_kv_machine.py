@@ -13,11 +13,11 @@ from tests.support.engine.scene import play
 pytestmark = pytest.mark.engine
 
 
-def random_serving(bed: Any, examples: int, page: int) -> dict[str, int]:
+def random_serving(bed: Any, examples: int, page: int, patient: bool) -> dict[str, int]:
     """Scene: the engine of the bed is not used, but what it is made of."""
     from tests.support.kv_machine import examine
 
-    return examine(examples, page=page)
+    return examine(examples, page=page, patient=patient)
 
 
 def faulty_serving(bed: Any, examples: int) -> dict[str, str]:
@@ -38,18 +38,21 @@ def faulty_serving(bed: Any, examples: int) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("examples", "page"),
+    ("examples", "page", "patient"),
     [
-        pytest.param(150, 0, id="short"),
+        pytest.param(150, 0, False, id="short"),
         # 2,000 in all, in two halves: a scene may take ten minutes.
-        pytest.param(1000, 1, id="long, pages of 1", marks=pytest.mark.full),
-        pytest.param(1000, 4, id="long, pages of 4", marks=pytest.mark.full),
+        pytest.param(1000, 1, False, id="long, pages of 1", marks=pytest.mark.full),
+        pytest.param(1000, 4, False, id="long, pages of 4", marks=pytest.mark.full),
+        pytest.param(300, 0, True, id="held back", marks=pytest.mark.full),
     ],
 )
 def test_no_slot_is_lost_and_every_token_reads_what_was_written(
-    overlay: Path, examples: int, page: int
+    overlay: Path, examples: int, page: int, patient: bool
 ) -> None:
-    happened = play(random_serving, Launch(tree=overlay), examples=examples, page=page).result
+    happened = play(
+        random_serving, Launch(tree=overlay), examples=examples, page=page, patient=patient
+    ).result
     # Histories in which nothing was moved or taken back would prove nothing.
     assert {name: count for name, count in happened.items() if not count} == {}
 

@@ -95,7 +95,7 @@ def moving_everything(
             raise RuntimeError("a pass changed what a cached token's slots hold")
         return moved
 
-    kv_compaction.LIVE_PAUSE = 0
+    kv_compaction.IDLE_PAUSE = kv_compaction.LIVE_PAUSE = 0
     planner.plan = scatter
     compactor._pass = checked_pass
     if scheduler.server_args.speculative_algorithm == "DDTREE":

@@ -31,7 +31,7 @@ FAULTS: dict[str, tuple[type, str, str, str]] = {
     ),
     "the rows of running requests are skipped": (
         Compactor,
-        "_pass",
+        "_some_nodes",
         "unlocked=True",
         "unlocked=False",
     ),

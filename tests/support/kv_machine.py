@@ -46,12 +46,13 @@ class Serving(RuleBasedStateMachine):
     """Two beds that are told the same; only one of them places and moves."""
 
     pages = tuple(PAGES)
+    patient = False
 
-    @initialize(choice=st.integers(0, len(PAGES) - 1), patient=st.booleans())
-    def start(self, choice: int, patient: bool) -> None:
+    @initialize(choice=st.integers(0, len(PAGES) - 1))
+    def start(self, choice: int) -> None:
         page = self.pages[choice % len(self.pages)]
         common: dict[str, Any] = {"page": page, "slots": PAGES[page], "requests": 6, "context": 128}
-        self.bed = KvBed(**common, placed=True, layers=2, patient=patient)
+        self.bed = KvBed(**common, placed=True, layers=2, patient=self.patient)
         self.twin = KvBed(**common, placed=False)
         self.compactor = self.bed.compactor()
         self.failures = 0
@@ -340,8 +341,12 @@ class failing:
         vars(self._bed.allocator).pop("free", None)
 
 
-def examine(examples: int, *, page: int = 0, shrink: bool = True) -> dict[str, int]:
+def examine(
+    examples: int, *, page: int = 0, patient: bool = False, shrink: bool = True
+) -> dict[str, int]:
     """Run ``examples`` random histories, on one page size if that is named; say what `HAPPENED`.
+
+    ``patient``: what is released is held back, as beside a transfer.
 
     Raises where one of them breaks a promise, after a search for the shortest that does, if that is
     wanted.
@@ -351,7 +356,11 @@ def examine(examples: int, *, page: int = 0, shrink: bool = True) -> dict[str, i
     # Failures are planted by the thousand; each would be logged with its traceback.
     logging.getLogger("sglang_overlay.srt.kv_compaction").setLevel(logging.CRITICAL)
     run_machine(
-        type(f"Serving{page}", (Serving,), {"pages": (page,) if page else tuple(PAGES)}),
+        type(
+            f"Serving{page}",
+            (Serving,),
+            {"pages": (page,) if page else tuple(PAGES), "patient": patient},
+        ),
         settings=settings(
             max_examples=examples,
             stateful_step_count=STEPS,

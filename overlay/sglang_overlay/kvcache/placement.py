@@ -90,9 +90,9 @@ def longest_runs(free: FreeMap) -> Runs:
     for side, is_edge in enumerate((flags[1:] > flags[:-1], flags[:-1] > flags[1:])):
         edges[side].scatter_(0, is_edge.cumsum(0).mul_(is_edge), at)
     edges[:, 0] = 0
-    first, last = edges.long()
+    first, last = edges
     # A key for both, so that no two are equal: ties would be broken differently elsewhere.
-    keys = (last - first) * size + (size - 1 - first)
+    keys = (last - first).long().mul_(size).add_(size - 1).sub_(first)
     longest = keys.topk(min(LONGEST, keys.shape[0])).values
     lengths = longest // size
     return Runs(starts=size - longest % size, lengths=lengths)
