@@ -57,6 +57,12 @@ def test_no_slot_is_lost_and_every_token_reads_what_was_written(
     assert {name: count for name, count in happened.items() if not count} == {}
 
 
+def test_slots_that_are_held_back_are_not_lost_either(overlay: Path) -> None:
+    launch = Launch(tree=overlay)
+    happened = play(random_serving, launch, examples=40, page=0, patient=True).result
+    assert min(happened[name] for name in ("admitted", "verified", "evicted", "taken back")) > 0
+
+
 def test_every_fault_in_it_is_noticed(overlay: Path) -> None:
     noticed = play(faulty_serving, Launch(tree=overlay), examples=200).result
     assert len(noticed) >= 15

@@ -116,8 +116,10 @@ class _Placement:
             self.free_map.release(units)
 
     def _hold(self, units: torch.Tensor) -> None:
-        self._held.append((self._steps, units))
-        self._held_units += len(units)
+        if len(units):
+            # A copy: it may be a part of a request's row, which goes to other slots.
+            self._held.append((self._steps, units.to(torch.int64, copy=True)))
+            self._held_units += len(units)
 
     def _let_go(self, needed: int) -> None:
         """Free what was held back long enough, or all of it where ``needed`` units are more."""
