@@ -159,7 +159,7 @@ class Serving(RuleBasedStateMachine):
     @rule(seed=small)
     def scatter(self, seed: int) -> None:
         """Move any nodes anywhere: what the planner never would, and leaves it work to do."""
-        self.compactor._pause = 0
+        self.compactor._live.calls = 0
         with planning(Random(seed)), unchanged(self.bed):
             moved = self.compactor.compact_unlocked()
         assert self.compactor.tally.refused_failure == self.failures
@@ -170,7 +170,7 @@ class Serving(RuleBasedStateMachine):
     @rule(live=st.booleans())
     def compact(self, live: bool) -> None:
         with unchanged(self.bed):
-            self.compactor._pause = 0
+            self.compactor._idle.calls = self.compactor._live.calls = 0
             if live or self._alive():
                 moved = self.compactor.compact_unlocked()
             else:
@@ -312,7 +312,7 @@ class failing:
 
     def __enter__(self) -> None:
         compactor, self._movers = self._compactor, self._compactor._movers
-        compactor._pause = 0
+        compactor._live.calls = 0
 
         def fail(*_: Any) -> None:
             raise RuntimeError("planted: this step fails")

@@ -50,6 +50,22 @@ class Tally:
     refused_failure: int = 0
 
 
+class Pause:
+    """A pause of so many ``calls``, after which one may act."""
+
+    def __init__(self) -> None:
+        self.calls = self._made = 0
+
+    def over(self) -> bool:
+        """Count a call, and say whether the pause is over."""
+        self._made += 1
+        return self._made > self.calls
+
+    def begin(self, calls: int) -> None:
+        """Begin a pause of ``calls``."""
+        self.calls, self._made = calls, 0
+
+
 class Compactor:
     """Compaction of one scheduler's cache. ``movers`` has one for each pool with the same slots.
 
@@ -65,7 +81,7 @@ class Compactor:
         self._movers = movers
         self._row_bytes = row_bytes
         self._settled_at = -1
-        self._pause = self._waited = 0
+        self._idle, self._live = Pause(), Pause()
         # The round over all nodes: the next one to read, and what is known of the round so far.
         self._next = 0
         self._round_began_at = -1
@@ -78,9 +94,9 @@ class Compactor:
         a round over all nodes that found nothing to do, the next comes when a slot was given or
         taken.
         """
-        if self._pausing() or self._settled_at == self._allocator.changes:
+        if not self._idle.over() or self._settled_at == self._allocator.changes:
             return 0
-        self._waited, self._pause = 0, IDLE_PAUSE
+        self._idle.begin(IDLE_PAUSE)
         return self._pass()
 
     def compact_unlocked(self) -> int:
@@ -88,17 +104,11 @@ class Compactor:
 
         Passes are `LIVE_PAUSE` calls apart, and ever further while they find nothing to do.
         """
-        if self._pausing():
+        if not self._live.over():
             return 0
-        last, self._waited, self._pause = self._pause, 0, LIVE_PAUSE
-        moved = self._pass()
-        if not moved:
-            self._pause = min(max(2 * last, LIVE_PAUSE, 1), LONGEST_PAUSE)
+        moved, longer = self._pass(), max(2 * self._live.calls, LIVE_PAUSE, 1)
+        self._live.begin(LIVE_PAUSE if moved else min(longer, LONGEST_PAUSE))
         return moved
-
-    def _pausing(self) -> bool:
-        self._waited += 1
-        return self._waited <= self._pause
 
     def _pass(self) -> int:
         """Bring together what no request holds; return the tokens moved."""
