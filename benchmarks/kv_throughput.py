@@ -171,8 +171,8 @@ def play(bed: Any, load: Load, *, seed: int) -> dict[str, float]:
             done = [request for request in running if request.finished()]
             made += sum(len(request.output_ids) for request in done)
             running = [request for request in running if not request.finished()]
-        # Idle: passes of compaction, until one finds nothing to do.
-        for _ in range(4):
+        # Idle, for at least one pass of compaction: they are 64 of these apart.
+        for _ in range(66):
             bed.step()
     synchronize()
     seconds = time.perf_counter() - began
