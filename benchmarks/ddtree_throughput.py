@@ -10,8 +10,8 @@ their tokens per second at any acceptance.
 - ``flashmla-N``  the same on FlashMLA (pages of 64), the overlay's adapter
 - ``chain``, ``chain-stock``  DFLASH's chains of 16, verified by the portable engine and by SGLang
 
-``python benchmarks/ddtree_throughput.py OUT [BATCH …]`` on a host with SGLang, the overlay applied
-to it, and a Hopper GPU; writes OUT/ddtree-throughput.json and .md.
+``python benchmarks/ddtree_throughput.py OUT [BATCH …] [--only NAME …]`` on a host with SGLang, the
+overlay applied to it, and a Hopper GPU; writes OUT/ddtree-throughput.json and .md.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def watched(forward: Callable[..., Any], events: list[tuple[Any, Any]]) -> Calla
     return call
 
 
-def run(name: str, batches: tuple[int, ...], out: Path) -> None:
-    """Be one server; time it when all others have started and none is being timed."""
+def run(name: str, batches: tuple[int, ...], out: Path, servers: int) -> None:
+    """Be one server; time it when all ``servers`` have started and none is being timed."""
     import sglang.srt.model_loader.loader as loader
 
     loader.initialize_dummy_weights = weights.fill
@@ -140,7 +140,7 @@ def run(name: str, batches: tuple[int, ...], out: Path) -> None:
     events: list[tuple[Any, Any]] = []
     runner.forward = watched(runner.forward, events)
     (out / f"{name}.started").touch()
-    while len(list(out.glob("*.started"))) < len(SERVERS):
+    while len(list(out.glob("*.started"))) < servers:
         time.sleep(0.2)
     with (out / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -172,8 +172,7 @@ def page(found: dict[str, Any]) -> str:
     ]
     for name, server in found["servers"].items():
         for batch, rate in server["rates"].items():
-            other = SERVERS[name].other
-            base = found["servers"][other]["rates"][batch] if other else rate
+            base = found["servers"].get(SERVERS[name].other, server)["rates"][batch]
             lines.append(
                 f"| {name} | {server['verify_path']} | {batch} | {rate['step_ms']:.2f} | "
                 f"{rate['verify_ms']:.3f} | {rate['tokens_per_step']:.2f} | "
@@ -182,17 +181,21 @@ def page(found: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(out: Path, batches: tuple[int, ...]) -> int:
+def main(out: Path, batches: tuple[int, ...], names: list[str]) -> int:
     """Run the servers beside each other, one timed at a time; return 1 when one of them failed."""
     out.mkdir(parents=True, exist_ok=True)
     scratch = Path(os.environ.get("TMPDIR", "/tmp")) / f"ddtree-throughput-{os.getpid()}"
     scratch.mkdir()
     processes = {}
-    for name, server in SERVERS.items():
+    for name in names:
         command = [sys.executable, __file__, str(scratch), *map(str, batches), "--server", name]
+        command += ["--only", *names]
         with (out / f"ddtree-throughput-{name}.log").open("w") as log:
             processes[name] = subprocess.Popen(
-                command, env=os.environ | server.variables, stdout=log, stderr=subprocess.STDOUT
+                command,
+                env=os.environ | SERVERS[name].variables,
+                stdout=log,
+                stderr=subprocess.STDOUT,
             )
     while any(each.poll() is None for each in processes.values()):
         time.sleep(0.5)
@@ -209,7 +212,7 @@ def main(out: Path, batches: tuple[int, ...]) -> int:
         "date": time.strftime("%Y-%m-%d"),
         "versions": versions(),
         "context": engine.CONTEXT,
-        "servers": {name: json.loads((scratch / f"{name}.json").read_text()) for name in SERVERS},
+        "servers": {name: json.loads((scratch / f"{name}.json").read_text()) for name in names},
     }
     (out / "ddtree-throughput.json").write_text(json.dumps(found, indent=1) + "\n")
     (out / "ddtree-throughput.md").write_text(page(found))
@@ -221,11 +224,12 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("batches", nargs="*", type=int, default=list(BATCHES))
+    parser.add_argument("--only", nargs="+", choices=tuple(SERVERS), default=list(SERVERS))
     # What the program starts itself with.
     parser.add_argument("--server", choices=tuple(SERVERS))
     options = parser.parse_args()
     if options.server is None:
-        sys.exit(main(options.out, tuple(options.batches)))
-    run(options.server, tuple(options.batches), options.out)
+        sys.exit(main(options.out, tuple(options.batches), options.only))
+    run(options.server, tuple(options.batches), options.out, len(options.only))
     # The scheduler leaves threads behind that would keep the process alive.
     os._exit(0)

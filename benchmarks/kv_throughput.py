@@ -66,7 +66,7 @@ class Load:
         self.said = (8, 20) if dry else (200, 1200)
         self.answer = 24 if dry else 400
         self.pool = 2048 if dry else 60_000
-        self.seconds = 0.0 if dry else 8.0
+        self.seconds = 0.0 if dry else 6.0
 
 
 class Drafting(engine.Teacher):
