@@ -15,8 +15,12 @@ from xml.sax.saxutils import escape
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs" / "results"
 ADAPTER = "2026-11-30-h200-verify-adapter.json"
+PORTABLE = "verify-portable-2026-11-30.json"
 ENGINES = {"bf16": "verify-engine-2026-11-30.json", "fp8": "verify-engine-fp8-2026-11-30.json"}
 TABLE_SHAPES = 9  # the first rows of the adapter's results: the shapes of the reference table
+CHAIN, STOCK = "FlashMLA, causal chain", "stock Triton"
+ADAPTER_WAYS = {"floor": "floor", "chain": CHAIN, "adapter": "adapter, random tree", "stock": STOCK}
+PORTABLE_WAYS = {"chain": CHAIN, "portable": "portable", "mma": "sm_120's kernel", "stock": STOCK}
 
 COLOURS = ("#9aa0a6", "#4e79a7", "#59a14f", "#e15759")
 WIDTH, LABELS, ROW, TOP = 860, 250, 22, 62
@@ -82,10 +86,10 @@ def shape_of(row: Mapping[str, Any]) -> str:
     return "bs {requests}, {context}, {heads} heads, {nodes} nodes, {cache}".format(**row)
 
 
-def times(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the times of one layer per shape, on a logarithmic axis."""
-    names = ("floor", "FlashMLA, causal chain", "adapter, random tree", "stock Triton")
-    canvas = Canvas("Verify of one layer, ms (log scale), one H200", names, len(rows))
+def times(rows: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> str:
+    """Return the times of one layer per shape, on a logarithmic axis: ``names`` by key of a row."""
+    legend = tuple(names.values())
+    canvas = Canvas("Verify of one layer, ms (log scale), one H200", legend, len(rows))
     low, high = -3.0, 1.5
 
     def place(value: float) -> float:
@@ -95,8 +99,9 @@ def times(rows: Sequence[Mapping[str, Any]]) -> str:
         canvas.tick(place(power), f"{power:g}")
     for number, row in enumerate(rows):
         canvas.label(number, shape_of(row))
-        for key, colour in zip(("floor", "chain", "adapter", "stock"), COLOURS, strict=True):
-            canvas.dot(number, place(row[key]), colour)
+        for key, colour in zip(names, COLOURS, strict=True):
+            if key in row:
+                canvas.dot(number, place(row[key]), colour)
     return canvas.done()
 
 
@@ -144,12 +149,14 @@ def _legend(mode: str) -> str:
 def plots() -> dict[str, str]:
     """Return every plot: file name → SVG."""
     rows = json.loads((RESULTS / ADAPTER).read_text())["rows"]
+    portable = json.loads((RESULTS / PORTABLE).read_text())["rows"]
     servers = {
         cache: json.loads((RESULTS / name).read_text())["servers"]
         for cache, name in ENGINES.items()
     }
     return {
-        "verify-times.svg": times(rows[:TABLE_SHAPES]),
+        "verify-times.svg": times(rows[:TABLE_SHAPES], ADAPTER_WAYS),
+        "portable-times.svg": times(portable, PORTABLE_WAYS),
         "verify-ratios.svg": ratios(rows),
         "engine-throughput.svg": throughput(servers),
     }
