@@ -79,6 +79,22 @@ def splits_batches(server_args: Any) -> str | None:
     return "--enable-pdmux" if server_args.enable_pdmux else None
 
 
+def largest_graph_batch(server_args: Any, requests: int) -> int:
+    """Return the largest batch that SGLang captures a CUDA graph for: ``requests``, rounded up.
+
+    They are rounded to a multiple of the ranks that gather a batch, by ``cuda_graph_runner.py`` in
+    ``get_batch_sizes_to_capture``. Call it where the ranks' groups are there.
+    """
+    from sglang.srt.layers.dp_attention import get_attention_cp_size, get_attention_tp_size
+    from sglang.srt.utils import require_gathered_buffer
+
+    multiple = int(get_attention_tp_size()) if require_gathered_buffer(server_args) else 1
+    ranks = int(get_attention_cp_size())
+    if multiple % ranks:
+        multiple *= ranks
+    return -(-requests // multiple) * multiple
+
+
 def joins_serving_ranks(server_args: Any) -> bool:
     """Return whether this process takes the place of a lost rank among ranks that serve already."""
     return bool(getattr(server_args, "elastic_ep_rejoin", False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -97,3 +98,27 @@ def test_only_exact_caches_have_known_nodes() -> None:
     assert upstream.has_known_nodes(RADIX())
     assert not upstream.has_known_nodes(type("RadixCache", (RADIX,), {"__module__": "a.fork"})())
     assert not upstream.has_known_nodes(type("ChunkCache", (), {})())
+
+
+@pytest.mark.parametrize(
+    ("gathers", "tensor_ranks", "context_ranks", "largest"),
+    [(False, 8, 1, 50), (True, 8, 1, 56), (True, 8, 3, 72), (False, 8, 4, 52)],
+)
+def test_a_graph_batch_is_rounded_up_as_sglang_does(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    gathers: bool,
+    tensor_ranks: int,
+    context_ranks: int,
+    largest: int,
+) -> None:
+    """By the sizes of groups that a CPU server of one rank never has."""
+    attention = SimpleNamespace(
+        get_attention_tp_size=lambda: tensor_ranks, get_attention_cp_size=lambda: context_ranks
+    )
+    utils = SimpleNamespace(require_gathered_buffer=lambda _: gathers)
+    monkeypatch.setitem(sys.modules, "sglang.srt.layers.dp_attention", attention)
+    monkeypatch.setitem(sys.modules, "sglang.srt.utils", utils)
+    for parent in ("sglang", "sglang.srt", "sglang.srt.layers"):
+        monkeypatch.setitem(sys.modules, parent, SimpleNamespace(__path__=[]))
+    assert upstream.largest_graph_batch(SimpleNamespace(), 50) == largest

@@ -10,7 +10,9 @@ import triton
 from sglang_overlay.attention.kernels.split_prefix import share_work_kernel
 from sglang_overlay.attention.split_config import MAX_WAVES, SplitConfig, count_workers
 
-_WORK_BLOCK = 32
+# A program shares out work for up to so many workers, and holds so many cells, workers × requests:
+# with more it would spill, and take half a minute to compile.
+_WORK_BLOCK, _WORK_CELLS = 32, 16_384
 # Multiprocessors that are assumed where there is no GPU to ask (the interpreter).
 _NO_GPU = 8
 
@@ -57,6 +59,7 @@ class Parts:
         self._out = torch.zeros(room * sizes.width, dtype=torch.float32, device=device)
         self._lse = torch.zeros(room, dtype=torch.float32, device=device)
         self._request_block = triton.next_power_of_2(sizes.max_requests)
+        self._work_block = max(1, min(_WORK_BLOCK, _WORK_CELLS // self._request_block))
         self.workers = 0
 
     def plan(self, lengths: torch.Tensor) -> None:
@@ -67,7 +70,7 @@ class Parts:
             requests, sizes.blocks * config.rows, sizes.max_context, self._processors, config
         )
         assert self.workers * sizes.rows <= self._lse.numel(), "the buffers hold every batch"
-        share_work_kernel[(-(-self.workers // _WORK_BLOCK),)](
+        share_work_kernel[(-(-self.workers // self._work_block),)](
             lengths,
             self.work,
             self.first,
@@ -76,7 +79,7 @@ class Parts:
             TILE=config.tile,
             LEAST_TILES=config.least_tiles,
             REQUESTS=self._request_block,
-            WORKERS=_WORK_BLOCK,
+            WORKERS=self._work_block,
             num_warps=4,
         )
 

@@ -77,18 +77,23 @@ def attach(model_runner: Any, drafts: Drafts, engine: str) -> None:
     from sglang_overlay.srt import tree_verify
 
     (backend,) = leaves(model_runner.attn_backend)
-    page_size = model_runner.server_args.page_size
+    sizes = {
+        "page_size": model_runner.server_args.page_size,
+        "max_requests": upstream.largest_graph_batch(
+            model_runner.server_args, backend.req_to_token.shape[0]
+        ),
+    }
     if model_runner.use_mla_backend:
         verify = tree_verify.build(
             backend,
             drafts,
             engine=engine,
             cache_dtype=model_runner.kv_cache_dtype,
-            page_size=page_size,
+            **sizes,
         )
     else:
         (shape,) = upstream.head_shapes(upstream.attention_layers(model_runner.model))
-        verify = tree_verify.build_grouped(backend, drafts, shape=shape, page_size=page_size)
+        verify = tree_verify.build_grouped(backend, drafts, shape=shape, **sizes)
     tree_verify.attach(backend, verify)
     model_runner.overlay_tree_verify = verify
 

@@ -161,14 +161,20 @@ class TreeVerify:
 
 
 def build(
-    backend: Any, drafts: Drafts, *, engine: str, cache_dtype: torch.dtype, page_size: int
+    backend: Any,
+    drafts: Drafts,
+    *,
+    engine: str,
+    cache_dtype: torch.dtype,
+    page_size: int,
+    max_requests: int,
 ) -> TreeVerify:
-    """Return the path for ``backend``, with buffers for the largest batch of its server.
+    """Return the path for ``backend``, with buffers for batches of up to ``max_requests``.
 
     ``engine`` is a name of `verify_engine`; ``page_size`` that of the KV pool. A row of
     ``req_to_token`` holds a request's context and its tree: no prefix is longer.
     """
-    table, sizes = backend.req_to_token, _sizes(backend, page_size)
+    table, sizes = backend.req_to_token, _sizes(backend, page_size, max_requests)
     heads = int(getattr(backend, upstream.QUERY_HEADS[type(backend).__name__]))
     prefix = prefix_engine(engine, sizes, heads, cache_dtype, table.device)
     adapter = VerifyAdapter(prefix, VerifyPlan(sizes, table.device))
@@ -176,7 +182,12 @@ def build(
 
 
 def build_grouped(
-    backend: Any, drafts: Drafts, *, shape: tuple[int, int, int, int], page_size: int
+    backend: Any,
+    drafts: Drafts,
+    *,
+    shape: tuple[int, int, int, int],
+    page_size: int,
+    max_requests: int,
 ) -> TreeVerify:
     """Return the path for a ``backend`` of a model without MLA, whose heads have this ``shape``.
 
@@ -185,15 +196,15 @@ def build_grouped(
     query, kv, key_dim, value_dim = shape
     heads = Heads(query=query, kv=kv, key_dim=key_dim, value_dim=value_dim)
     table = backend.req_to_token
-    verifier = GroupedVerifier(VerifyPlan(_sizes(backend, page_size), table.device), heads)
+    sizes = _sizes(backend, page_size, max_requests)
+    verifier = GroupedVerifier(VerifyPlan(sizes, table.device), heads)
     return TreeVerify(verifier, drafts, req_to_token=table, heads=query)
 
 
-def _sizes(backend: Any, page_size: int) -> PlanSizes:
-    rows, width = backend.req_to_token.shape
+def _sizes(backend: Any, page_size: int, max_requests: int) -> PlanSizes:
     return PlanSizes(
-        max_requests=rows,
-        max_context=width,
+        max_requests=max_requests,
+        max_context=backend.req_to_token.shape[1],
         nodes=int(backend.num_draft_tokens),
         page_size=read_page(page_size),
     )

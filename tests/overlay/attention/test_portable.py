@@ -122,6 +122,22 @@ def test_one_engine_serves_steps_of_every_kind_in_turn() -> None:
         check(adapter, case)
 
 
+@pytest.mark.parametrize("requests", [4, 1024, 4096])
+def test_a_server_for_many_requests_shares_out_a_small_batch_alike(requests: int) -> None:
+    engine = engine_for(32, requests=requests, processors=16)
+    lengths = torch.tensor([700, 0, 64, 1], dtype=torch.int32)
+    engine.plan(lengths, torch.zeros(4, 32, dtype=torch.int32), 32)
+    work = engine._parts.work[: engine._parts.workers]
+    shares = [[int(request), int(end - start)] for request, start, end, _ in work if end > start]
+    assert {request: sum(n for r, n in shares if r == request) for request in (0, 2, 3)} == {
+        0: 704,
+        2: 64,
+        3: 16,
+    }
+    assert engine._parts.first[:5].tolist()[0] == 0
+    assert len(shares) > 3
+
+
 def test_cache_scale_and_strided_query() -> None:
     case = make_case([50, 7], ["random", "star"], nodes=5, heads=3, strided=True, cache_scale=0.4)
     check(adapter_for(5, 3), case)

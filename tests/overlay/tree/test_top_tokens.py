@@ -75,8 +75,10 @@ def test_torch_finds_what_a_plain_sort_does(
     check(by_torch, two_parts(rows, dtype), k)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("k", [1, 5, 16])
+@pytest.mark.parametrize(
+    ("k", "dtype"),
+    [(1, torch.bfloat16), (16, torch.bfloat16), (5, torch.float16), (16, torch.float32)],
+)
 def test_the_kernels_find_what_a_plain_sort_does(k: int, dtype: torch.dtype) -> None:
     # Not by hypothesis: to look for a smaller case takes the interpreter many minutes.
     chance = random.Random(k)
