@@ -174,6 +174,14 @@ def _pristine_files(scene: Scene) -> Check:
 def check_record(scene: Scene) -> Check:
     """Compare sglang's RECORD with what the overlay put there, or must have taken away."""
     survey = scene.survey
+    patched = scene.expect is Expect.PATCHED
+    if patched and survey.site.installed and survey.site.dist_info is None:
+        return _failed(
+            "record",
+            "there is no metadata of an installed sglang here: the Python that imports this "
+            "package may not find the overlay",
+            survey.site.metadata_hint,
+        )
     if survey.site.record is None:
         return _skipped("record", "sglang has no RECORD here: no installer keeps account of it")
     rows = record.rows(survey.site.record.read_bytes())

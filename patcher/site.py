@@ -61,6 +61,15 @@ class Site(Value):
         return (self.root, self.package_root) if self.editable else (self.root,)
 
     @property
+    def metadata_hint(self) -> str:
+        """What to do where ``dist_info`` is None: nothing says that a Python imports this."""
+        return (
+            "Pass the environment that imports it, or its Python. An editable install is patched "
+            "through its environment, never through its source folder. What an earlier overlay "
+            "put here, --revert takes off."
+        )
+
+    @property
     def record(self) -> Path | None:
         """The RECORD of the distribution, where there is one."""
         if self.dist_info is None or not (self.dist_info / "RECORD").is_file():
@@ -146,9 +155,15 @@ def _from_python(python: Path) -> Site:
 
 def _from_search_path(search_path: Iterable[str], whose: str) -> Site:
     folders = [Path(entry).resolve() for entry in search_path if entry and Path(entry).is_dir()]
-    for folder in folders:
-        if _holds_sglang(folder):
-            return _inspect(folder, (f"{folder} was taken, from {whose}",))
+    holding = [folder for folder in folders if _holds_sglang(folder)]
+    if holding:
+        found = _inspect(holding[0], (f"{holding[0]} was taken, from {whose}",))
+        if found.dist_info is None:  # the source folder of an editable install, it may be
+            for folder in holding[1:]:
+                other = _inspect(folder, (f"{folder} was taken, from {whose}",))
+                if other.package_root == holding[0]:
+                    return other
+        return found
     for folder in folders:
         if folder.name in {"site-packages", "dist-packages"}:
             return _inspect(folder, (f"{folder} was taken, from {whose}",))

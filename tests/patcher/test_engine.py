@@ -188,6 +188,25 @@ def test_a_fork_under_another_name_is_refused(site: Path) -> None:
     assert "sglang_fork-1.0" in outcome.errors[0].message
 
 
+def test_the_source_folder_of_an_editable_install_is_refused(tmp_path: Path) -> None:
+    """Its environment imports `sglang` by a finder, and would not find the overlay beside it."""
+    source_folder = slim_site(RELEASE, tmp_path / "python")
+    info = next(source_folder.glob("sglang-*.dist-info"))
+    info.rename(tmp_path / info.name)
+    before = snapshot(source_folder)
+    outcome = apply(source_folder)
+    assert codes(outcome) == {"metadata-missing"}
+    assert "through its environment" in outcome.errors[0].hint
+    assert_identical(before, snapshot(source_folder))
+    # An earlier overlay may have been put there: that is no success either, but can be taken off.
+    (tmp_path / info.name).rename(info)
+    assert apply(source_folder).exit_code == 0
+    info.rename(tmp_path / info.name)
+    assert codes(apply(source_folder)) == {"metadata-missing"}
+    assert revert(source_folder).exit_code == 0
+    assert status(source_folder) is TreeState.PRISTINE
+
+
 def test_nothing_to_patch_is_refused(tmp_path: Path) -> None:
     (tmp_path / "site-packages").mkdir()
     assert codes(apply(tmp_path / "site-packages")) == {"sglang-missing"}

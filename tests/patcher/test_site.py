@@ -145,3 +145,20 @@ def test_an_editable_install(tmp_path: Path, how: str) -> None:
 
 def test_the_running_interpreter_is_not_the_project(tmp_path: Path) -> None:
     assert site.resolve(sys.executable).root != Path(__file__).resolve().parents[2]
+
+
+def test_a_source_folder_on_the_path_means_the_environment_it_is_installed_in(
+    tmp_path: Path,
+) -> None:
+    """As with PYTHONPATH, or the path file of an editable install in front of its metadata."""
+    workspace, folder = tmp_path / "source" / "python", tmp_path / "site-packages"
+    put(workspace)
+    (workspace / "sglang-0.5.12.dist-info" / "RECORD").unlink()
+    (workspace / "sglang-0.5.12.dist-info").rmdir()
+    (folder / "sglang-0.5.12.dist-info").mkdir(parents=True)
+    (folder / "__editable__.sglang.pth").write_text(f"{workspace}\n")
+    found = site._from_search_path([str(workspace), str(folder)], "a test")
+    assert (found.root, found.package_root) == (folder, workspace)
+    (folder / "__editable__.sglang.pth").unlink()
+    found = site._from_search_path([str(workspace), str(folder)], "a test")
+    assert (found.root, found.dist_info) == (workspace, None)
