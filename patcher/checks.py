@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import shutil
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
@@ -417,7 +418,16 @@ def check_processes(scene: Scene) -> Check:
             f"there is no receipt to compare their start with: {_processes(found)}",
             "Restart them if the overlay was taken off since they were started.",
         )
+    ahead = applied.applied_at - time.time()
     stale = [process for process in certain if process.started_at < applied.applied_at]
+    if stale and ahead > 0:
+        # As in an image that a clock ahead of this one built: no start would ever be late enough.
+        return _warning(
+            "processes",
+            f"by this host's clock the overlay will be applied in {ahead:.0f} s, so that nobody "
+            f"knows whether these started before: {_processes(stale)}",
+            "Set the clocks. Restart these if the overlay was applied while they ran.",
+        )
     if stale:
         return _failed(
             "processes",

@@ -54,7 +54,7 @@ _HOST: Mapping[str, Callable[[Scene], Check]] = {
     SELF_TEST: _check_self_test,
 }
 # The checks that depend on the machine: they may be left out, or insisted on.
-OPTIONAL = ("import", "gpu", "pins", SELF_TEST)
+OPTIONAL = ("import", "gpu", "pins", "processes", SELF_TEST)
 
 
 class Request(Value):

@@ -503,6 +503,29 @@ class TestProcesses:
         assert found.status is Status.PASSED, found
         assert f"process {pid} " in found.message
 
+    def test_an_apply_in_the_future_is_a_warning(
+        self,
+        pristine: Path,
+        servers: list[subprocess.Popen[bytes]],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """An image that was built by a clock an hour ahead would else fail every server."""
+        now = time.time
+        with monkeypatch.context() as ahead:
+            ahead.setattr(time, "time", lambda: now() + 3600)
+            assert engine.apply(engine.Request(target=str(pristine))).exit_code == 0
+        assert self.check(pristine).status is Status.PASSED
+        pid = self.serve(pristine, servers)
+        found = self.check(pristine)
+        assert found.status is Status.WARNING
+        assert "applied in 3" in found.message
+        assert f"process {pid} " in found.message
+        # Once that time is past, a start before it is one again.
+        monkeypatch.setattr(time, "time", lambda: now() + 3700)
+        monkeypatch.setattr(processes, "_boot_time", lambda: now() - 3600)
+        monkeypatch.setattr(processes, "_start_ticks", lambda _: 0)
+        assert self.check(pristine).status is Status.FAILED
+
     def test_without_a_receipt_nobody_knows(
         self, pristine: Path, servers: list[subprocess.Popen[bytes]]
     ) -> None:
