@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -54,6 +55,7 @@ def run(
         bug: what to print on stdout for a caller that asked for ``--json``, given the fault's
             message.
     """
+    _complete_streams()
     try:
         return int(command.main(standalone_mode=False) or 0)
     except click.exceptions.Exit as end:
@@ -74,12 +76,25 @@ def run(
         return BUG
 
 
+def _complete_streams() -> None:
+    """Let every text be printed in some form, and no file take the place of a closed stream."""
+    streams = (sys.stdin, sys.stdout, sys.stderr)
+    if None in streams:
+        while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+            pass
+        os.close(descriptor)
+    for stream in streams[1:]:
+        # An arrow in an encoding that has none must not end a run that went well.
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+
+
 def leave(code: int) -> NoReturn:
     """End this process with ``code`` at once.
 
     Python would first take down every module: a fifth of the time of a run that changes nothing.
     """
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()
         except OSError:

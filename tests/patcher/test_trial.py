@@ -249,3 +249,8 @@ def test_the_running_python_is_asked_where_the_site_is_its_own(
 
 def site_of(root: Path) -> Site:
     return Site(root=root, package_root=root, dist_info=None, version=None)
+
+
+def test_the_probe_can_be_an_argument_in_every_locale() -> None:
+    text = (source.locate().root / "patcher" / "probe.py").read_text(encoding="utf-8")
+    assert text.isascii()
