@@ -51,7 +51,7 @@ def run(
 
     Args:
         command: returns an exit code, or None for 0.
-        interrupted: what to say after Ctrl-C.
+        interrupted: what to say after Ctrl-C, where the interruption itself says nothing.
         bug: what to print on stdout for a caller that asked for ``--json``, given the fault's
             message.
     """
@@ -63,8 +63,9 @@ def run(
     except click.UsageError as error:
         error.show()
         return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        click.echo(interrupted, err=True)
+    except (click.Abort, KeyboardInterrupt) as error:
+        told = str(error.__cause__ or "") if isinstance(error, click.Abort) else str(error)
+        click.echo(f"interrupted: {told}" if told else interrupted, err=True)
         return INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the last resort of the program
         import traceback
