@@ -4,8 +4,14 @@
 from __future__ import annotations
 
 import gc
+import os
+import sys
 
-from patcher import prerequisites
+_OWN = os.path.dirname(os.path.realpath(__file__))  # noqa: PTH120 - pathlib is slow to load
+if __name__ == "__main__" and sys.path[:1] != [_OWN]:
+    sys.path.insert(0, _OWN)  # as `python -I` and `-P` do not
+
+from patcher import prerequisites  # noqa: E402
 
 prerequisites.demand()
 if __name__ == "__main__":
@@ -16,6 +22,13 @@ import click  # noqa: E402
 import commandline  # noqa: E402
 from patcher import glance, report  # noqa: E402
 from patcher.report import Outcome  # noqa: E402
+
+
+def seconds(_: click.Context, parameter: click.Parameter, value: float) -> float:
+    """Refuse what is no number: no time would ever be past it."""
+    if value != value:
+        raise click.BadParameter("it is not a number of seconds", param=parameter)
+    return value
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 96})
@@ -32,6 +45,7 @@ from patcher.report import Outcome  # noqa: E402
     type=click.FloatRange(min=0),
     default=30.0,
     show_default=True,
+    callback=seconds,
     metavar="SECONDS",
     help="How long to wait for another run on the same target.",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -50,10 +51,11 @@ def run(
 
     Args:
         command: returns an exit code, or None for 0.
-        interrupted: what to say after Ctrl-C.
+        interrupted: what to say after Ctrl-C, where the interruption itself says nothing.
         bug: what to print on stdout for a caller that asked for ``--json``, given the fault's
             message.
     """
+    _complete_streams()
     try:
         return int(command.main(standalone_mode=False) or 0)
     except click.exceptions.Exit as end:
@@ -61,8 +63,9 @@ def run(
     except click.UsageError as error:
         error.show()
         return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        click.echo(interrupted, err=True)
+    except (click.Abort, KeyboardInterrupt) as error:
+        told = str(error.__cause__ or "") if isinstance(error, click.Abort) else str(error)
+        click.echo(f"interrupted: {told}" if told else interrupted, err=True)
         return INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the last resort of the program
         import traceback
@@ -74,12 +77,25 @@ def run(
         return BUG
 
 
+def _complete_streams() -> None:
+    """Let every text be printed in some form, and no file take the place of a closed stream."""
+    streams = (sys.stdin, sys.stdout, sys.stderr)
+    if None in streams:
+        while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+            pass
+        os.close(descriptor)
+    for stream in streams[1:]:
+        # An arrow in an encoding that has none must not end a run that went well.
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+
+
 def leave(code: int) -> NoReturn:
     """End this process with ``code`` at once.
 
     Python would first take down every module: a fifth of the time of a run that changes nothing.
     """
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()
         except OSError:

@@ -4,8 +4,14 @@
 from __future__ import annotations
 
 import gc
+import os
+import sys
 
-from patcher import prerequisites
+_OWN = os.path.dirname(os.path.realpath(__file__))  # noqa: PTH120 - pathlib is slow to load
+if __name__ == "__main__" and sys.path[:1] != [_OWN]:
+    sys.path.insert(0, _OWN)  # as `python -I` and `-P` do not
+
+from patcher import prerequisites  # noqa: E402
 
 prerequisites.demand()
 if __name__ == "__main__":

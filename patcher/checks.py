@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import shutil
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
@@ -174,6 +175,14 @@ def _pristine_files(scene: Scene) -> Check:
 def check_record(scene: Scene) -> Check:
     """Compare sglang's RECORD with what the overlay put there, or must have taken away."""
     survey = scene.survey
+    patched = scene.expect is Expect.PATCHED
+    if patched and survey.site.installed and survey.site.dist_info is None:
+        return _failed(
+            "record",
+            "there is no metadata of an installed sglang here: the Python that imports this "
+            "package may not find the overlay",
+            survey.site.metadata_hint,
+        )
     if survey.site.record is None:
         return _skipped("record", "sglang has no RECORD here: no installer keeps account of it")
     rows = record.rows(survey.site.record.read_bytes())
@@ -409,7 +418,16 @@ def check_processes(scene: Scene) -> Check:
             f"there is no receipt to compare their start with: {_processes(found)}",
             "Restart them if the overlay was taken off since they were started.",
         )
+    ahead = applied.applied_at - time.time()
     stale = [process for process in certain if process.started_at < applied.applied_at]
+    if stale and ahead > 0:
+        # As in an image that a clock ahead of this one built: no start would ever be late enough.
+        return _warning(
+            "processes",
+            f"by this host's clock the overlay will be applied in {ahead:.0f} s, so that nobody "
+            f"knows whether these started before: {_processes(stale)}",
+            "Set the clocks. Restart these if the overlay was applied while they ran.",
+        )
     if stale:
         return _failed(
             "processes",

@@ -45,7 +45,7 @@ def apply(request: Request) -> Outcome:
     """Bring the target to *patched* by this overlay. Never raises `Refused`: see ``errors``."""
 
     def planner(survey: Survey) -> Plan:
-        if survey.state is TreeState.PATCHED:
+        if survey.state is TreeState.PATCHED and survey.site.dist_info is not None:
             return plan.nothing(survey)
         from patcher.application import plan_apply
 

@@ -26,6 +26,8 @@ _PIECE = 1 << 16
 # What `link(2)` says where hard links cannot be had: other filesystem, none supported, too many,
 # or not allowed to link a file that somebody else owns (fs.protected_hardlinks).
 _NO_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EACCES}
+# What a filesystem without extended attributes says, as many in user space are.
+_NO_XATTRS = {errno.ENOTSUP, errno.ENOSYS}
 # Attributes that only a privileged user may set, or that the filesystem sets by itself.
 _PRIVILEGED_XATTRS = ("security.", "trusted.", "system.")
 
@@ -42,8 +44,14 @@ def traits(path: str | Path) -> Traits:
 
     A symbolic link has no mode of its own worth keeping; the file behind it has.
     """
+    try:
+        names = os.listxattr(path)
+    except OSError as error:
+        if error.errno not in _NO_XATTRS:
+            raise
+        names = []
     xattrs = []
-    for name in os.listxattr(path):
+    for name in names:
         try:
             xattrs.append((name, os.getxattr(path, name)))
         except OSError:
@@ -237,8 +245,8 @@ def _take_after(descriptor: int, like: Traits) -> None:
     for name, value in like.xattrs:
         try:
             os.setxattr(descriptor, name, value)
-        except OSError:
-            if not name.startswith(_PRIVILEGED_XATTRS):
+        except OSError as error:
+            if error.errno not in _NO_XATTRS and not name.startswith(_PRIVILEGED_XATTRS):
                 raise
     os.fchmod(descriptor, stat.S_IMODE(like.status.st_mode))
 

@@ -2,13 +2,14 @@
 
 A server says in ``/server_info`` which overlay it loaded (``internal_states[].overlay``). The
 fingerprint there is compared with one computed from the tree, by the rule that the overlay's
-``identity`` module documents.
+``identity`` module documents. A server with an API key is asked with that of the environment.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -18,19 +19,27 @@ from typing import Any
 from patcher.checks import Check, Expect, Scene, Status
 from patcher.receipt import PACKAGE
 
+API_KEY = "SGLANG_OVERLAY_API_KEY"
+
 _SECONDS = 30.0
+_REFUSALS = (401, 403)
+_HINT = (
+    "Pass the address that the server listens on, such as http://127.0.0.1:30000, once it is ready."
+)
 
 
 def check_server(scene: Scene, url: str) -> Check:
     """Compare what each scheduler of the server at ``url`` says with the tree."""
     try:
-        states = _ask(url)
+        states = _ask(url, os.environ.get(API_KEY, "").strip())
+    except urllib.error.HTTPError as error:
+        hint = f"{API_KEY} must hold the server's --api-key." if error.code in _REFUSALS else _HINT
+        return _check(Status.FAILED, f"{url} did not tell its server info: {error}", hint)
     except (OSError, ValueError) as error:
         return _check(
             Status.FAILED,
             f"{url} did not tell its server info: {error}",
-            "Pass the address that the server listens on, such as http://127.0.0.1:30000, once it "
-            "is ready.",
+            _HINT,
         )
     said = [state.get("overlay") for state in states]
     if scene.expect is Expect.PRISTINE:
@@ -63,10 +72,17 @@ def fingerprint(package: Path) -> str:
     return total.hexdigest()
 
 
-def _ask(url: str) -> list[dict[str, Any]]:
+def _ask(url: str, key: str) -> list[dict[str, Any]]:
     if urllib.parse.urlparse(url).scheme not in ("http", "https"):
         raise ValueError("it is not an http or https address")
-    with urllib.request.urlopen(f"{url.rstrip('/')}/server_info", timeout=_SECONDS) as reply:  # noqa: S310
+    if not (key.isascii() and key.isprintable()):  # without the key in the message, as later
+        raise ValueError(f"{API_KEY} holds what no header can")
+    request = urllib.request.Request(f"{url.rstrip('/')}/server_info")  # noqa: S310
+    if key:
+        request.add_unredirected_header("Authorization", f"Bearer {key}")
+    # A proxy of the environment is for other hosts, and would be shown the key.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=_SECONDS) as reply:
         document = json.load(reply)
     states = document.get("internal_states") if isinstance(document, dict) else None
     if not isinstance(states, list) or not all(isinstance(state, dict) for state in states):

@@ -1,7 +1,8 @@
 """One change at a time: an advisory lock on the site-packages folder itself.
 
 The lock sits on a read-only descriptor of the folder, so it needs no file of its own, works on a
-read-only tree and for a user who may not write, and is gone with the process that held it.
+read-only tree and for a user who may not write, and is gone with the process that held it. A
+network filesystem may keep it to the host that took it: see `patcher.transaction`.
 """
 
 from __future__ import annotations

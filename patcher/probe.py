@@ -1,9 +1,9 @@
 """Run by `patcher.trial` in the target's own Python: what would a server there load?
 
 Its text goes to ``python -c``, with an `Order` in JSON and a pipe's number as arguments, so it
-stands alone: standard library only, nothing of this package. It answers on the pipe with one JSON
-object, ``{"status": passed|failed|skipped, "message": …, "rows": […]}``; there are rows only where
-the overlay's self-test was asked for.
+stands alone: standard library only, nothing of this package, ASCII for the sake of every locale.
+It answers on the pipe with one JSON object, ``{"status": passed|failed|skipped, "message": ...,
+"rows": [...]}``; there are rows only where the overlay's self-test was asked for.
 """
 
 from __future__ import annotations

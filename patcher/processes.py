@@ -2,7 +2,8 @@
 
 A server keeps the code it imported and may import more of it later. It counts as one of the
 tree's if it calls itself sglang (SGLang titles its processes so) and maps a file of the tree,
-runs its environment's Python, or has the tree on its PYTHONPATH.
+runs its environment's Python, or has the tree on its PYTHONPATH. The product's own commands, which
+name sglang too, do not count.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from patcher.value import Value
 
 _PROC = "/proc"
 _TITLE_LENGTH = 80
+_MARK = "patcher/probe.py"  # a file of this product, beside its commands and in its bundle
+_PROBE = '"""Run by `patcher.trial`'  # how the code begins that the import check hands to Python
 
 
 class Process(Value):
@@ -73,7 +76,7 @@ def _examine(pid: int, site: Site, booted: float) -> Process | None:
         return Process(pid=pid, title=title, started_at=started_at, certain=False)
     except OSError:
         return None
-    if not certain:
+    if not certain or _is_product(folder, words[1:]):
         return None
     return Process(pid=pid, title=title, started_at=started_at, certain=True)
 
@@ -85,6 +88,7 @@ def _uses(folder: Path, word: str, site: Site) -> bool:
     homes = {executable.parent.parent}
     if Path(word).is_absolute():  # a virtual environment's Python is a link: its own name tells
         homes.add(Path(word).parent.parent)
+    homes.discard(Path("/"))  # /bin/python3: everything lies below that
     if any(site.root.is_relative_to(home) for home in homes):
         return True
     roots = [str(base) for base in site.bases]
@@ -94,6 +98,45 @@ def _uses(folder: Path, word: str, site: Site) -> bool:
         return True
     maps = (folder / "maps").read_text(errors="replace")
     return any(f"{root}/" in maps for root in roots)
+
+
+def _is_product(folder: Path, words: list[str]) -> bool:
+    """Tell whether a Python called with ``words`` runs this product: checkout, bundle or probe."""
+    script = _script(words)
+    if script.startswith(_PROBE):
+        return True
+    place = f"{folder}/cwd/{script}" if script and not script.startswith("/") else script
+    beside = os.path.join(os.path.dirname(place.rstrip("/")), _MARK)
+    if not os.path.isfile(place):
+        return os.path.isdir(place) and os.path.isfile(beside)  # fleet/
+    if os.path.isfile(beside):
+        return True
+    import zipfile  # only where such a process is found
+
+    try:
+        with zipfile.ZipFile(place) as archive:
+            return _MARK in archive.namelist()
+    except (OSError, zipfile.BadZipFile):
+        return False
+
+
+def _script(words: list[str]) -> str:
+    """Return what a Python called with ``words`` runs: a file or folder, or the code of ``-c``."""
+    left = iter(words)
+    for word in left:
+        if not word.startswith("-"):
+            return word
+        if word == "--check-hash-based-pycs":
+            next(left, "")
+        elif word == "-":
+            return ""
+        for at, letter in enumerate(word[1:] if word[1] != "-" else "", 2):
+            if letter in "cmWX":  # the rest of the word, or the next one, belongs to it
+                value = word[at:] or next(left, "")
+                if letter in "cm":
+                    return value if letter == "c" else ""
+                break
+    return ""
 
 
 def _start_ticks(folder: Path) -> int:

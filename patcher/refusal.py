@@ -70,7 +70,15 @@ def _distribution_faults(survey: Survey) -> list[Fault]:
     if site.dist_info is None:
         owner = _owner(site)
         if owner is None:
-            return []
+            return [
+                Fault(
+                    code="metadata-missing",
+                    message="holds an sglang package but no metadata of an installed sglang: "
+                    "whoever imports the package may not find the overlay here",
+                    path=str(site.root),
+                    hint=site.metadata_hint,
+                )
+            ]
         return [
             Fault(
                 code="foreign-distribution",
@@ -154,7 +162,8 @@ def _folder_faults(survey: Survey) -> list[Fault]:
                     code="link-out-of-tree",
                     message=f"lies at {folder.resolve()}, behind a symbolic link",
                     path=str(folder),
-                    hint="Pass the folder that really holds the package as --target.",
+                    hint="Install with real files, or a source folder with `pip install -e`; then "
+                    "pass the environment as --target.",
                 )
             )
     places = [site.package_root / report.path for report in survey.files]

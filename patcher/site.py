@@ -7,6 +7,7 @@ source folder elsewhere. Nothing is imported to find out.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from patcher.value import Value
 
 _DIST_INFO = re.compile(r"sglang-(?P<version>[^-/]+)\.dist-info\Z")
 _PYTHON = r"(python|pypy)[\d.]*\Z"  # compiled if asked for: most targets are folders
+_NO_FOLDER = ("import ", "import\t", "#")  # lines of a path file that name none
 _TARGET_HINT = (
     "Pass a site-packages folder, the root of a virtual environment, or a Python executable."
 )
@@ -61,6 +63,15 @@ class Site(Value):
         return (self.root, self.package_root) if self.editable else (self.root,)
 
     @property
+    def metadata_hint(self) -> str:
+        """What to do where ``dist_info`` is None: nothing says that a Python imports this."""
+        return (
+            "Pass the environment that imports it, or its Python. An editable install is patched "
+            "through its environment, never through its source folder. What an earlier overlay "
+            "put here, --revert takes off."
+        )
+
+    @property
     def record(self) -> Path | None:
         """The RECORD of the distribution, where there is one."""
         if self.dist_info is None or not (self.dist_info / "RECORD").is_file():
@@ -86,8 +97,16 @@ def resolve(target: str | None) -> Site:
     """
     if target is None:
         return _from_search_path(sys.path[1:], f"the Python that runs this, {sys.executable}")
-    given = Path(target).expanduser()
-    if not target or not given.exists():
+    try:
+        given = Path(target).expanduser()
+        found = bool(target) and given.exists()
+    except RuntimeError as error:  # ~ of a user that there is not
+        raise refuse("target-missing", str(error), path=target, hint=_TARGET_HINT) from error
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        found = False
+    if not found:
         raise refuse("target-missing", "does not exist", path=target, hint=_TARGET_HINT)
     if not given.is_dir():
         return _from_python(given)
@@ -146,9 +165,15 @@ def _from_python(python: Path) -> Site:
 
 def _from_search_path(search_path: Iterable[str], whose: str) -> Site:
     folders = [Path(entry).resolve() for entry in search_path if entry and Path(entry).is_dir()]
-    for folder in folders:
-        if _holds_sglang(folder):
-            return _inspect(folder, (f"{folder} was taken, from {whose}",))
+    holding = [folder for folder in folders if _holds_sglang(folder)]
+    if holding:
+        found = _inspect(holding[0], (f"{holding[0]} was taken, from {whose}",))
+        if found.dist_info is None:  # the source folder of an editable install, it may be
+            for folder in holding[1:]:
+                other = _inspect(folder, (f"{folder} was taken, from {whose}",))
+                if other.package_root == holding[0]:
+                    return other
+        return found
     for folder in folders:
         if folder.name in {"site-packages", "dist-packages"}:
             return _inspect(folder, (f"{folder} was taken, from {whose}",))
@@ -206,18 +231,20 @@ def _editable_folder(root: Path, dist_info: Path) -> Path | None:
 
     candidates: list[Path] = []
     for path_file in sorted(root.glob("*sglang*.pth")):
-        candidates += [Path(line) for line in path_file.read_text().splitlines() if line]
+        lines = os.fsdecode(path_file.read_bytes()).splitlines()
+        candidates += [root / one for one in lines if one and not one.startswith(_NO_FOLDER)]
     for finder in sorted(root.glob("__editable___sglang*_finder.py")):
-        mapping = re.search(r"^MAPPING[^=\n]*= (\{.*\})$", finder.read_text(), re.MULTILINE)
+        text = os.fsdecode(finder.read_bytes())
+        mapping = re.search(r"^MAPPING[^=\n]*= (\{.*\})$", text, re.MULTILINE)
         if mapping:
             package = ast.literal_eval(mapping[1]).get("sglang")
             candidates += [Path(package).parent] if package else []
     try:
-        direct = json.loads((dist_info / "direct_url.json").read_text())
-        if direct.get("dir_info", {}).get("editable"):
+        direct = json.loads((dist_info / "direct_url.json").read_bytes())
+        if direct["dir_info"]["editable"]:
             folder = Path(urllib.parse.unquote(urllib.parse.urlparse(direct["url"]).path))
             candidates += [folder, folder / "python"]
-    except (FileNotFoundError, ValueError, KeyError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         pass
     for candidate in candidates:
         if (candidate / "sglang" / "__init__.py").is_file():

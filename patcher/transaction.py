@@ -12,6 +12,10 @@ The order is that of a write-ahead journal:
 
 A run that finds a journal carries the change to its end; one that finds a staging folder without
 a journal drops it. What somebody else has put there since (pip, say) is never overwritten.
+
+The lock keeps runs of one kernel apart, but on a network filesystem not those of several hosts. For
+these the staging folder is made exclusively and names its owner by the boot id: to the same kernel,
+which gave it the lock, an owner is dead; to another one it is when it has not moved for a while.
 """
 
 from __future__ import annotations
@@ -32,11 +36,15 @@ from patcher import bounds, bytecode, files
 from patcher.change import Change
 from patcher.errors import LEFT_OPEN, Refused, failed, refuse
 from patcher.receipt import STAGING as STAGING
-from patcher.site import unfinished
 from patcher.value import Value, plain, replace
 
 _JOURNAL = "journal.json"
 _UNDO = "undo.json"
+_OWNER = "owner"
+# How long another host's run may be silent before it is taken for dead. A change takes well under a
+# second on a local disk; what takes longest on a slow one is a sync of a hundred small files.
+_SILENCE = 120.0
+_SAME_TIME = "another run began to change this tree at the same time"
 _SCHEMA = 1
 _PURPOSE = re.compile(r"(apply|revert) [\d.]+\Z")
 
@@ -102,26 +110,46 @@ def execute(
 
     Raises:
         Refused: nothing is changed (or everything was put back); the reason is in its faults.
+        KeyboardInterrupt: Ctrl-C came too late: it is carried out, as the exception says.
     """
-    assert not unfinished(bases), "an interrupted change must be recovered first"
-    with _signals_deferred():
-        try:
-            journal = _stage(changes, bases=tuple(bases), purpose=purpose, prune=prune)
-            _commit(journal)
-        except OSError as error:
-            _abandon(bases)
-            raise failed(error, "could not be prepared; nothing was changed") from error
-        except BaseException:
-            _abandon(bases)
+    left: tuple[str, ...] | None = None
+    try:
+        with _signals_deferred():
+            left = _execute(changes, tuple(bases), purpose, prune)
+    except KeyboardInterrupt as interruption:
+        if isinstance(interruption.__context__, Refused):
+            raise interruption.__context__ from None
+        if left is None:
             raise
-        try:
-            _act(journal)
-        except OSError as error:
-            raise _put_back(journal, error) from error
-        try:
-            _drop(journal.staging)
-        except OSError as error:
-            return (f"{error.filename or journal.staging[0]}: {error.strerror or error}",)
+        raise KeyboardInterrupt(f"too late to stop: {purpose} was carried out, whole") from None
+    return left
+
+
+def _execute(
+    changes: Sequence[Change], bases: tuple[Path, ...], purpose: str, prune: Sequence[Path]
+) -> tuple[str, ...]:
+    name = _name()
+    made: list[Path] = []
+    try:
+        for base in bases:
+            _open(base, name)
+            made.append(base / STAGING)
+        journal = _stage(changes, bases=bases, purpose=purpose, prune=prune)
+        _commit(journal, name)
+    except OSError as error:
+        _abandon(made, name)
+        raise failed(error, "could not be prepared; nothing was changed") from error
+    except BaseException:
+        _abandon(made, name)
+        raise
+    try:
+        _act(journal)
+    except OSError as error:
+        raise _put_back(journal, error) from error
+    try:
+        _drop(journal.staging)
+    except OSError as error:
+        return (f"{error.filename or journal.staging[0]}: {error.strerror or error}",)
     return ()
 
 
@@ -129,10 +157,12 @@ def recover(bases: Sequence[Path]) -> Recovery | None:
     """Finish or undo what an earlier run left; return None where it had changed nothing yet.
 
     Raises:
-        Refused: the journal is damaged, or the filesystem still refuses; all is left as found.
+        Refused: the journal is damaged, the filesystem still refuses, or another host may still be
+            at it; all is left as found.
     """
     for base in bases:
         _expect_folder(base / STAGING)
+        _take_over(base / STAGING)
     staging = bases[0] / STAGING
     undoing = os.path.lexists(staging / _UNDO)
     found = staging / (_UNDO if undoing else _JOURNAL)
@@ -172,6 +202,86 @@ def _expect_folder(staging: Path) -> None:
         )
 
 
+def _open(base: Path, name: bytes) -> None:
+    """Make the staging folder in ``base`` and put this run's ``name`` in it.
+
+    Raises:
+        Refused: another run made one since this one looked.
+    """
+    staging = base / STAGING
+    try:
+        os.mkdir(staging, 0o700)
+        descriptor = os.open(staging / _OWNER, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    except (FileExistsError, FileNotFoundError) as error:
+        raise _held(staging, _SAME_TIME) from error
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.rmdir(staging)
+        raise
+    try:
+        try:
+            os.write(descriptor, name)
+        finally:
+            os.close(descriptor)
+        files.make_directory(staging, like=base)
+    except OSError:
+        with contextlib.suppress(OSError):
+            files.remove_tree(staging)
+        raise
+
+
+def _take_over(staging: Path) -> None:
+    """Make sure that who owns ``staging`` is dead, and own it from now on.
+
+    Raises:
+        Refused: the owner is a run on another host, and may be alive.
+    """
+    mark, name = staging / _OWNER, _name()
+    try:
+        owner = files.read(mark)
+        moved = max(os.stat(staging).st_mtime, os.stat(mark).st_mtime)
+    except OSError:
+        return  # it died before it had a name
+    if owner.split()[:1] == name.split()[:1]:
+        return
+    if abs(time.time() - moved) < _SILENCE:
+        raise _held(
+            staging,
+            "a run on another host is changing this tree, or was killed less than "
+            f"{_SILENCE:.0f} s ago",
+        )
+    with contextlib.suppress(OSError):  # a full disk must not keep anybody from recovery
+        draft = staging / f"{_OWNER}.draft"
+        draft.write_bytes(name)
+        draft.rename(mark)
+
+
+def _name() -> bytes:
+    """Return what no other run is called, the kernel's boot id first: its containers share that."""
+    try:
+        kernel = files.read("/proc/sys/kernel/random/boot_id").strip()
+    except OSError:
+        kernel = b"unknown"
+    return b"%s %d %d\n" % (kernel, os.getpid(), time.monotonic_ns())
+
+
+def _is_own(staging: Path, name: bytes) -> bool:
+    try:
+        return files.read(staging / _OWNER) == name
+    except OSError:
+        return False
+
+
+def _held(staging: Path, message: str) -> Refused:
+    return refuse(
+        "locked",
+        message,
+        path=str(staging.parent),
+        hint="Let it finish, and run this again: what a killed run left is finished or undone "
+        f"after {_SILENCE:.0f} s. Change a folder that several hosts share from one at a time.",
+    )
+
+
 def _all_staged(journal: _Journal) -> bool:
     """Tell whether each step is done already or still has its new file, whole."""
     return all(
@@ -186,8 +296,6 @@ def _stage(
     changes: Sequence[Change], *, bases: tuple[Path, ...], purpose: str, prune: Sequence[Path]
 ) -> _Journal:
     journal = _Journal(bases=bases, purpose=purpose)
-    for parent, staging in zip(bases, journal.staging, strict=True):
-        files.make_directory(staging, like=parent)
     looks: dict[Path, files.Traits] = {}  # most new files take after the same one
     steps: list[_Step] = []
     for number, change in enumerate(changes):
@@ -249,7 +357,7 @@ def _missing_folders(folder: str, known: list[str]) -> None:
         known.append(folder)
 
 
-def _commit(journal: _Journal) -> None:
+def _commit(journal: _Journal, name: bytes) -> None:
     record = {
         "schema": _SCHEMA,
         "purpose": journal.purpose,
@@ -263,6 +371,9 @@ def _commit(journal: _Journal) -> None:
     text = json.dumps(record).encode()
     files.write(draft, text, like=files.traits(staging), mtime_ns=time.time_ns())
     files.sync_all([*_staged(journal), *journal.staging])
+    for folder in journal.staging:
+        if not _is_own(folder, name):  # another host took it for a dead run's, before it had a name
+            raise _held(folder, _SAME_TIME)
     draft.rename(staging / _JOURNAL)
     files.sync_all([*journal.staging, *journal.bases])
 
@@ -409,9 +520,11 @@ def _drop(stagings: Sequence[Path]) -> None:
         files.remove_tree(staging)
 
 
-def _abandon(bases: Sequence[Path]) -> None:
+def _abandon(made: Sequence[Path], name: bytes) -> None:
+    own = [staging for staging in made if _is_own(staging, name)]
     with contextlib.suppress(OSError):  # the next run drops what this one could not
-        _drop([base / STAGING for base in bases])
+        if own:
+            _drop(own)
 
 
 @contextlib.contextmanager

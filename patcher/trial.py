@@ -46,7 +46,10 @@ def check_import(scene: Scene) -> Check:
             f"Run `{shlex.quote(str(reply.python))} -B -c 'import {names}'` and see.",
         )
     if reply.status is Status.PASSED:
-        return _check(reply.status, f"Python {reply.message} ({reply.python}) imports {names}")
+        lent = interpreter(scene.survey.site) is None  # then it proves nothing of an environment
+        how = ", with the target on its PYTHONPATH," if lent else ""
+        told = f"Python {reply.message} ({reply.python}){how} imports {names}"
+        return _check(reply.status, told)
     if reply.status is Status.SKIPPED:
         return _check(reply.status, f"{reply.message} ({reply.python})")
     return _check(

@@ -16,7 +16,7 @@ from typing import Any
 from patcher import checks, lock, source, state
 from patcher import site as sites
 from patcher.checks import Check, Expect, Scene, Status
-from patcher.errors import Fault, Refused, told
+from patcher.errors import Fault, Refused, failed, told
 from patcher.site import Site
 from patcher.source import Source
 from patcher.state import Survey
@@ -54,7 +54,7 @@ _HOST: Mapping[str, Callable[[Scene], Check]] = {
     SELF_TEST: _check_self_test,
 }
 # The checks that depend on the machine: they may be left out, or insisted on.
-OPTIONAL = ("import", "gpu", "pins", SELF_TEST)
+OPTIONAL = ("import", "gpu", "pins", "processes", SELF_TEST)
 
 
 class Request(Value):
@@ -122,6 +122,8 @@ def verify(request: Request) -> Verdict:
         return _no_verdict(request, ours, site, refusal.faults)
     except PermissionError as error:
         return _no_verdict(request, ours, site, [_unreadable(error)])
+    except OSError as error:
+        return _no_verdict(request, ours, site, failed(error, "could not be looked at").faults)
     return Verdict(
         target=str(site.root),
         overlay_version=ours.version,

@@ -153,7 +153,14 @@ def test_a_read_only_filesystem_is_named_as_such(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [["--status", "--revert"], ["--wait", "soon"], ["--wait", "-1"], ["--nonsense"], ["stray"]],
+    [
+        ["--status", "--revert"],
+        ["--wait", "soon"],
+        ["--wait", "-1"],
+        ["--wait", "nan"],
+        ["--nonsense"],
+        ["stray"],
+    ],
 )
 def test_wrong_usage_is_2(options: list[str]) -> None:
     done = run(*options)
@@ -166,6 +173,53 @@ def test_version(script: str) -> None:
     command = [sys.executable, str(ROOT / script), "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == source.locate().version
+
+
+@pytest.mark.parametrize("script", ["apply.py", "verify_install.py"])
+@pytest.mark.parametrize("how", ["-I", "PYTHONSAFEPATH"])
+def test_a_python_that_leaves_the_script_s_folder_out_finds_it(script: str, how: str) -> None:
+    flags, more = (["-I"], {}) if how == "-I" else ([], {how: "1"})
+    done = subprocess.run(
+        [sys.executable, *flags, str(ROOT / script), "--version"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **more},
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, source.locate().version), done.stderr
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_an_encoding_without_arrows_is_no_bug(form: list[str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "verify_install.py"), "--target", str(tmp_path / "é 日本")]
+        + ["--skip", "import,gpu", *form],
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+    )
+    assert done.returncode == 1, done.stderr
+    site = slim_site(RELEASE, tmp_path / "site-packages")
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "verify_install.py"), "--target", str(site)]
+        + ["--skip", "import,gpu", *form],
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+    )
+    assert (done.returncode, done.stderr) == (1, b"")
+    assert b"\\u2192 Run" in done.stdout or form
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("script", ["apply.py", "verify_install.py"])
+def test_closed_streams_are_no_fault(closed: str, script: str, site: Path) -> None:
+    more = "" if script == "apply.py" else "--skip import,gpu --expect pristine"
+    command = f"{sys.executable} {ROOT / script} --target {site} {more} {closed}"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    if script == "apply.py":
+        assert answer("--target", str(site), "--status")["state_after"] == "patched"
 
 
 def test_help_names_every_exit_code() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import verify_install
-from patcher import verify
+from patcher import engine, verify
 from tests.support import users
 from tests.support.sites import patched_site, slim_site, snapshot
 
@@ -54,6 +55,27 @@ def test_a_failure_is_exit_code_1(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["state"] == "pristine"
     asked = ("--target", str(site), "--skip", "import", "--expect", "pristine")
     assert run(*asked).returncode == 0
+
+
+def test_a_unit_may_start_beside_one_that_is_still_to_be_restarted(tmp_path: Path) -> None:
+    """As in a rolling restart: what runs beside this says nothing of what is about to start."""
+    site = slim_site(RELEASE, tmp_path / "site")
+    code = "print(flush=True); import time; time.sleep(120)"
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", code, "sglang::scheduler"],
+        env={**os.environ, "PYTHONPATH": str(site)},
+        stdout=subprocess.PIPE,
+    ) as other:
+        try:
+            assert other.stdout is not None
+            other.stdout.readline()
+            assert engine.apply(engine.Request(target=str(site))).exit_code == 0
+            told = run("--target", str(site), "--skip", "import,gpu")
+            assert (told.returncode, "FAILED   processes" in told.stdout) == (1, True)
+            unit = run("--target", str(site), "--skip", "import,gpu,processes")
+            assert unit.returncode == 0, unit.stdout
+        finally:
+            other.kill()
 
 
 def test_a_required_check_that_is_skipped_is_exit_code_1(patched: Path) -> None:
@@ -120,8 +142,8 @@ def test_an_error_is_told_on_the_error_stream(tmp_path: Path) -> None:
     ("options", "told"),
     [
         (["--expect", "perfect"], "'perfect' is not one of 'patched', 'pristine'"),
-        (["--require", "files"], "'files' is not one of import, gpu, pins, self-test"),
-        (["--skip", "record"], "'record' is not one of import, gpu, pins, self-test"),
+        (["--require", "files"], "'files' is not one of import, gpu, pins, processes, self-test"),
+        (["--skip", "record"], "'record' is not one of import, gpu, pins, processes, self-test"),
         (["--skip", "gpu", "--require", "import,gpu"], "both required and skipped: gpu"),
         (["--fix"], "No such option"),
     ],

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from patcher import source
 from tests.faults.test_kills import writing_calls
 from tests.support import used_sites
 from tests.support.bench import APPLY, REVERT, Bench, State, Task
@@ -110,6 +111,9 @@ def test_signal_in_the_middle_of_a_change(task: Task, sent: signal.Signals, benc
         ended = bench.run(task, faults=[fault])
         said = f"{task.name} with {fault}: {ended.told}"
         assert ended.code == (130 if sent is signal.SIGINT else -sent), said
+        if sent is signal.SIGINT:
+            told = f"interrupted: too late to stop: {task.name} {source.locate().version} was"
+            assert told in ended.stderr, said
         assert used_sites.leftovers(bench.site) == [], said
         bench.assert_is(task.goal, said)
 

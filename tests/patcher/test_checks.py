@@ -9,8 +9,10 @@ import shutil
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +27,7 @@ RELEASE = "0.5.12.post1"
 HOOKED = "sglang/srt/speculative/dflash_utils.py"
 WITNESS = "sglang/srt/speculative/spec_info.py"
 MODULE = "sglang_overlay/srt/hooks.py"
+WAIT = "print(flush=True); import time; time.sleep(600)"
 
 
 @pytest.fixture(scope="module")
@@ -216,6 +219,14 @@ class TestRecord:
         found = self.check(pristine, Expect.PRISTINE)
         assert found.status is Status.FAILED
         assert HOOKED in found.message
+
+    def test_a_source_folder_that_was_patched_is_a_failure(self, patched: Path) -> None:
+        info = self.record(patched).parent
+        info.rename(patched.parent / info.name)
+        found = self.check(patched)
+        assert found.status is Status.FAILED
+        assert "may not find the overlay" in found.message
+        assert "--revert" in found.hint
 
     def test_is_skipped_where_no_installer_keeps_account(self, patched: Path) -> None:
         self.record(patched).unlink()
@@ -492,6 +503,29 @@ class TestProcesses:
         assert found.status is Status.PASSED, found
         assert f"process {pid} " in found.message
 
+    def test_an_apply_in_the_future_is_a_warning(
+        self,
+        pristine: Path,
+        servers: list[subprocess.Popen[bytes]],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """An image that was built by a clock an hour ahead would else fail every server."""
+        now = time.time
+        with monkeypatch.context() as ahead:
+            ahead.setattr(time, "time", lambda: now() + 3600)
+            assert engine.apply(engine.Request(target=str(pristine))).exit_code == 0
+        assert self.check(pristine).status is Status.PASSED
+        pid = self.serve(pristine, servers)
+        found = self.check(pristine)
+        assert found.status is Status.WARNING
+        assert "applied in 3" in found.message
+        assert f"process {pid} " in found.message
+        # Once that time is past, a start before it is one again.
+        monkeypatch.setattr(time, "time", lambda: now() + 3700)
+        monkeypatch.setattr(processes, "_boot_time", lambda: now() - 3600)
+        monkeypatch.setattr(processes, "_start_ticks", lambda _: 0)
+        assert self.check(pristine).status is Status.FAILED
+
     def test_without_a_receipt_nobody_knows(
         self, pristine: Path, servers: list[subprocess.Popen[bytes]]
     ) -> None:
@@ -506,6 +540,66 @@ class TestProcesses:
         (tmp_path / "elsewhere").mkdir()
         self.serve(tmp_path / "elsewhere", servers)
         assert self.check(patched).message == "no live process runs SGLang from this tree"
+
+    def start(
+        self, servers: list[subprocess.Popen[bytes]], arguments: list[str], **options: Any
+    ) -> int:
+        """Start a process that says a line when it runs."""
+        process = subprocess.Popen(arguments, stdout=subprocess.PIPE, **options)
+        servers.append(process)
+        assert process.stdout is not None
+        with process.stdout:
+            process.stdout.readline()
+        return process.pid
+
+    def test_a_python_called_as_bin_python_is_not_everybody_s(
+        self, patched: Path, servers: list[subprocess.Popen[bytes]]
+    ) -> None:
+        """A training script that has a package of sglang's name among its words, say."""
+        arguments = ["/bin/python3", "-S", "-c", WAIT, "sglang-dataset"]
+        self.start(servers, arguments, executable=sys.executable)
+        assert self.check(patched).message == "no live process runs SGLang from this tree"
+
+    @pytest.mark.parametrize("form", ["checkout", "relative", "fleet", "bundle", "probe"])
+    def test_the_product_s_own_commands_are_no_servers(
+        self, form: str, patched: Path, tmp_path: Path, servers: list[subprocess.Popen[bytes]]
+    ) -> None:
+        checkout = tmp_path / "sglang-overlay"
+        (checkout / "patcher").mkdir(parents=True)
+        (checkout / "patcher" / "probe.py").touch()
+        (checkout / "apply.py").write_text(WAIT)
+        (checkout / "fleet").mkdir()
+        (checkout / "fleet" / "__main__.py").write_text(WAIT)
+        with zipfile.ZipFile(tmp_path / "bundle", "w") as archive:
+            archive.writestr("patcher/probe.py", "")
+            archive.writestr("__main__.py", WAIT)
+        probe = (source.locate().root / "patcher" / "probe.py").read_text().partition("\n")[0]
+        words = {
+            "checkout": [str(checkout / "apply.py"), "--target", str(patched)],
+            "relative": ["apply.py", "--target", "sglang"],
+            "fleet": [f"{checkout / 'fleet'}/", "apply", "hosts.toml"],
+            "bundle": [str(tmp_path / "bundle"), "apply", "sglang"],
+            "probe": ["-c", f'{probe}"""\n{WAIT}', "sglang"],
+        }[form]
+        environment = {**os.environ, "PYTHONPATH": str(patched)}
+        arguments = [sys.executable, "-S", "-Wignore", *words]
+        self.start(servers, arguments, env=environment, cwd=checkout)
+        assert self.check(patched).message == "no live process runs SGLang from this tree"
+
+    @pytest.mark.parametrize("words", [["serve.py"], ["-m", "serve"], ["-Im", "serve"]])
+    def test_a_server_that_is_given_a_file_of_the_product_counts(
+        self, words: list[str], patched: Path, tmp_path: Path
+    ) -> None:
+        (tmp_path / "patcher").mkdir()
+        (tmp_path / "patcher" / "probe.py").touch()
+        (tmp_path / "apply.py").touch()
+        (tmp_path / "below").mkdir()
+        (tmp_path / "below" / "serve.py").touch()
+        more = [str(tmp_path / "apply.py")] if words[0].startswith("-") else []
+        place = str(tmp_path / "below" / words[-1])
+        given = [*words[:-1], place if not more else words[-1], *more]
+        assert not processes._is_product(Path("/proc/self"), given)
+        assert processes._is_product(Path("/proc/self"), [str(tmp_path / "apply.py")])
 
     @pytest.mark.parametrize("age", [-1.0, 1.0])
     def test_one_that_cannot_be_looked_into_is_a_warning(

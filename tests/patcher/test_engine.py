@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import fcntl
 import json
 import os
 import py_compile
 import shutil
+import signal
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from devtools import wheels
 from patcher import engine, files, receipt, record, source, transaction
 from patcher.engine import Request
 from patcher.report import Outcome
@@ -186,6 +192,25 @@ def test_a_fork_under_another_name_is_refused(site: Path) -> None:
     outcome = apply(site)
     assert codes(outcome) == {"foreign-distribution"}
     assert "sglang_fork-1.0" in outcome.errors[0].message
+
+
+def test_the_source_folder_of_an_editable_install_is_refused(tmp_path: Path) -> None:
+    """Its environment imports `sglang` by a finder, and would not find the overlay beside it."""
+    source_folder = slim_site(RELEASE, tmp_path / "python")
+    info = next(source_folder.glob("sglang-*.dist-info"))
+    info.rename(tmp_path / info.name)
+    before = snapshot(source_folder)
+    outcome = apply(source_folder)
+    assert codes(outcome) == {"metadata-missing"}
+    assert "through its environment" in outcome.errors[0].hint
+    assert_identical(before, snapshot(source_folder))
+    # An earlier overlay may have been put there: that is no success either, but can be taken off.
+    (tmp_path / info.name).rename(info)
+    assert apply(source_folder).exit_code == 0
+    info.rename(tmp_path / info.name)
+    assert codes(apply(source_folder)) == {"metadata-missing"}
+    assert revert(source_folder).exit_code == 0
+    assert status(source_folder) is TreeState.PRISTINE
 
 
 def test_nothing_to_patch_is_refused(tmp_path: Path) -> None:
@@ -380,3 +405,126 @@ def test_a_journal_from_a_newer_engine_is_left_alone(site: Path) -> None:
     assert status(site) is TreeState.INTERRUPTED
     assert codes(apply(site)) == {"journal-unreadable"}
     assert (staging / "journal.json").exists()
+
+
+@pytest.fixture
+def hosts(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Return a function that moves this process to another host, where no lock of others is seen.
+
+    As on a network filesystem, which keeps the lock on a folder to the host that took it.
+    """
+    monkeypatch.setattr(fcntl, "flock", lambda *_: None)
+    real = transaction._name
+    now = ["first"]
+    monkeypatch.setattr(transaction, "_name", lambda: now[0].encode() + b" " + real())
+    return lambda name: now.__setitem__(0, name)
+
+
+@pytest.mark.parametrize("verb", [apply, revert], ids=["apply", "revert"])
+@pytest.mark.parametrize("at", ["_open", "_stage", "_commit", "_act", "_drop"])
+def test_a_run_on_another_host_in_the_middle_of_one(
+    at: str,
+    verb: Callable[[Path], Outcome],
+    site: Path,
+    tmp_path: Path,
+    hosts: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = snapshot(site)
+    if verb is revert:
+        apply(site)
+    other: list[Outcome] = []
+    step = getattr(transaction, at)
+
+    def interrupted(*given: Any, **named: Any) -> Any:
+        if not other:
+            monkeypatch.setattr(transaction, at, step)
+            hosts("second")
+            other.append(verb(site))
+            hosts("first")
+        return step(*given, **named)
+
+    monkeypatch.setattr(transaction, at, interrupted)
+    first = verb(site)
+    if at == "_open":  # the second one was quicker: it did all of it
+        assert (other[0].exit_code, codes(first)) == (0, {"changed-underneath"})
+    else:
+        assert (first.exit_code, codes(other[0])) == (0, {"locked"})
+    assert not (site / transaction.STAGING).exists()
+    assert status(site) is (TreeState.PATCHED if verb is apply else TreeState.PRISTINE)
+    revert(site)
+    assert_identical(before, snapshot(site))
+
+
+def test_two_hosts_that_make_the_staging_folder_at_once(
+    site: Path, hosts: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of the other one is left alone, whole."""
+    staging, make = site / transaction.STAGING, os.mkdir
+
+    def mkdir(path: Any, *more: Any) -> None:
+        if Path(path) == staging:
+            make(staging)
+            (staging / "owner").write_text("second 1 1\n")
+            (staging / "0000.new").touch()
+        make(path, *more)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    assert codes(apply(site)) == {"locked"}
+    assert sorted(path.name for path in staging.iterdir()) == ["0000.new", "owner"]
+    monkeypatch.undo()
+    assert hooked_file(site).read_bytes() == hooked_file(wheels.tree(RELEASE)).read_bytes()
+
+
+def test_a_staging_folder_that_another_host_took_away_before_it_had_a_name(
+    site: Path, hosts: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staging, stage = site / transaction.STAGING, transaction._stage
+
+    def replaced(*given: Any, **named: Any) -> Any:
+        shutil.rmtree(staging)
+        staging.mkdir()
+        (staging / "owner").write_text("second 1 1\n")
+        return stage(*given, **named)
+
+    monkeypatch.setattr(transaction, "_stage", replaced)
+    assert codes(apply(site)) == {"locked"}
+    assert (staging / "owner").read_text() == "second 1 1\n"
+    assert not (staging / "journal.json").exists()
+    assert hooked_file(site).read_bytes() == hooked_file(wheels.tree(RELEASE)).read_bytes()
+
+
+@pytest.mark.parametrize("age", [-4000, 0, 100, 130, 4000])
+def test_what_a_run_on_another_host_left_is_taken_over_after_a_while(
+    age: int, site: Path, hosts: Callable[[str], None]
+) -> None:
+    staging = site / transaction.STAGING
+    staging.mkdir()
+    (staging / "owner").write_text("second 1 1\n")
+    for path in (staging / "owner", staging):
+        os.utime(path, (time.time() - age,) * 2)
+    outcome = apply(site)
+    if 0 <= age < 120:
+        assert codes(outcome) == {"locked"}
+        assert "after 120 s" in outcome.errors[0].hint
+        hosts("second")  # the lock of that host says that it is dead
+        outcome = apply(site)
+    assert (outcome.exit_code, outcome.state_after) == (0, TreeState.PATCHED)
+    assert not staging.exists()
+
+
+def test_ctrl_c_while_a_change_is_put_back_tells_why(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setattr(transaction, "_act", fail)
+    try:
+        outcome = apply(site)
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    assert codes(outcome) == {"io-error"}
+    assert status(site) is TreeState.PRISTINE

@@ -76,3 +76,33 @@ def test_a_file_is_read_whole(size: int, tmp_path: Path) -> None:
 
 def test_a_file_without_a_size_is_read_whole() -> None:
     assert files.read("/proc/self/cmdline") == Path("/proc/self/cmdline").read_bytes()
+
+
+@pytest.mark.parametrize("code", [errno.ENOTSUP, errno.ENOSYS])
+def test_a_filesystem_without_xattrs_has_none(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> list[str]:
+        raise OSError(code, os.strerror(code))
+
+    path = tmp_path / "file"
+    path.touch(0o640)
+    os.setxattr(path, "user.note", b"kept")
+    noted = files.traits(path)
+    monkeypatch.setattr(os, "listxattr", refuse)
+    monkeypatch.setattr(os, "setxattr", refuse)
+    assert files.traits(path).xattrs == ()
+    # As from a source folder that has xattrs to a site-packages folder that has none.
+    files.write(tmp_path / "new", b"text", like=noted, mtime_ns=0)
+    assert (tmp_path / "new").read_bytes() == b"text"
+
+
+def test_xattrs_that_cannot_be_read_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> list[str]:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "listxattr", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        files.traits(tmp_path)

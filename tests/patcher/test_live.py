@@ -21,12 +21,19 @@ RELEASE = "0.5.12.post1"
 
 
 @contextmanager
-def stub(document: object) -> Iterator[str]:
-    """Serve ``document`` at /server_info, as SGLang does."""
+def stub(document: object, *, key: str = "", to: str = "") -> Iterator[str]:
+    """Serve ``document`` at /server_info, as SGLang does: with a ``key``, only to who has it.
+
+    With ``to``, send the caller to that address instead.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(200 if self.path == "/server_info" else 404)
+            known = self.path == "/server_info"
+            allowed = not key or self.headers["Authorization"] == f"Bearer {key}"
+            self.send_response(302 if to else 401 if not allowed else 200 if known else 404)
+            if to:
+                self.send_header("Location", f"{to}/server_info")
             self.end_headers()
             self.wfile.write(json.dumps(document).encode())
 
@@ -120,3 +127,33 @@ def test_a_pristine_tree_wants_a_server_without_overlay(tmp_path: Path, patched:
         assert live.check_server(scene(folder, Expect.PRISTINE), url).status is Status.PASSED
     with stub(info(patched)) as url:
         assert live.check_server(scene(folder, Expect.PRISTINE), url).status is Status.FAILED
+
+
+def test_a_server_with_an_api_key(patched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with stub(info(patched), key="secret word") as url:
+        for given in ("", "another", "two\nlines", "schlüssel"):
+            monkeypatch.setenv("SGLANG_OVERLAY_API_KEY", given)
+            check = live.check_server(scene(patched), url)
+            assert check.status is Status.FAILED
+            assert not given or given not in f"{check}"
+            assert "SGLANG_OVERLAY_API_KEY" in f"{check}"
+        monkeypatch.setenv("SGLANG_OVERLAY_API_KEY", "secret word\n")  # as from a file
+        assert live.check_server(scene(patched), url).status is Status.PASSED
+
+
+def test_the_api_key_goes_to_no_other_server(
+    patched: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGLANG_OVERLAY_API_KEY", "secret")
+    with stub(info(patched), key="secret") as other, stub({}, to=other) as url:
+        assert "401" in live.check_server(scene(patched), url).message
+
+
+def test_a_proxy_of_the_environment_is_not_asked(
+    patched: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with stub(info(patched)) as url:
+        assert live.check_server(scene(patched), url).status is Status.PASSED

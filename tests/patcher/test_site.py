@@ -104,6 +104,8 @@ def test_what_is_no_target(tmp_path: Path) -> None:
     assert code(str(tmp_path / "notes.txt")) == "target-unknown"
     assert code(str(tmp_path / "folder")) == "target-unknown"
     assert code("/bin/true") == "target-unknown"
+    assert code("~nobody-of-this-name/venv") == "target-missing"
+    assert code(str(tmp_path / ("long" * 100))) == "target-missing"
 
 
 def test_two_distributions_at_once_are_refused(tmp_path: Path) -> None:
@@ -145,3 +147,36 @@ def test_an_editable_install(tmp_path: Path, how: str) -> None:
 
 def test_the_running_interpreter_is_not_the_project(tmp_path: Path) -> None:
     assert site.resolve(sys.executable).root != Path(__file__).resolve().parents[2]
+
+
+def test_a_source_folder_on_the_path_means_the_environment_it_is_installed_in(
+    tmp_path: Path,
+) -> None:
+    """As with PYTHONPATH, or the path file of an editable install in front of its metadata."""
+    workspace, folder = tmp_path / "source" / "python", tmp_path / "site-packages"
+    put(workspace)
+    (workspace / "sglang-0.5.12.dist-info" / "RECORD").unlink()
+    (workspace / "sglang-0.5.12.dist-info").rmdir()
+    (folder / "sglang-0.5.12.dist-info").mkdir(parents=True)
+    (folder / "__editable__.sglang.pth").write_text(f"{workspace}\n")
+    found = site._from_search_path([str(workspace), str(folder)], "a test")
+    assert (found.root, found.package_root) == (folder, workspace)
+    (folder / "__editable__.sglang.pth").unlink()
+    found = site._from_search_path([str(workspace), str(folder)], "a test")
+    assert (found.root, found.dist_info) == (workspace, None)
+
+
+def test_odd_metadata_of_an_editable_install_is_passed_over(tmp_path: Path) -> None:
+    workspace, folder = tmp_path / "python", tmp_path / "site-packages"
+    (workspace / "sglang").mkdir(parents=True)
+    (workspace / "sglang" / "__init__.py").touch()
+    info = folder / "sglang-0.5.12.dist-info"
+    info.mkdir(parents=True)
+    path_file = folder / "__editable__.sglang.pth"
+    path_file.write_bytes(b"/gr\xf6\xdfe/python\nimport " + b"x" * 5000 + b"\n")
+    (folder / "__editable___sglang_finder.py").write_bytes(b"# \xf6\nMAPPING = {}\n")
+    for address in ("[]", '{"dir_info": []}', '{"dir_info": {"editable": true}, "url": 7}', "\xf6"):
+        (info / "direct_url.json").write_text(address, encoding="latin-1")
+        assert site.resolve(str(folder)).package_root == folder
+    path_file.write_bytes(path_file.read_bytes() + b"../python\n")  # relative to the path file
+    assert site.resolve(str(folder)).package_root == workspace

@@ -68,7 +68,7 @@ def test_imports_the_hooked_module_and_the_overlay_and_writes_nothing(tmp_path: 
     before = snapshot(tmp_path)
     found = trial.check_import(scene)
     assert found.status is Status.PASSED, found
-    assert "imports sglang_overlay, sglang.srt.hooked" in found.message
+    assert "PYTHONPATH, imports sglang_overlay, sglang.srt.hooked" in found.message
     assert sys.executable in found.message
     assert snapshot(tmp_path) == before
 
@@ -221,6 +221,7 @@ def test_the_python_of_a_virtual_environment_is_the_one_asked(tmp_path: Path) ->
     found = check(site, HOOK)
     assert found.status is Status.PASSED, found
     assert str(tmp_path / "venv" / "bin" / "python") in found.message
+    assert "PYTHONPATH" not in found.message
 
 
 def test_another_sglang_in_front_is_a_failure(
@@ -248,3 +249,8 @@ def test_the_running_python_is_asked_where_the_site_is_its_own(
 
 def site_of(root: Path) -> Site:
     return Site(root=root, package_root=root, dist_info=None, version=None)
+
+
+def test_the_probe_can_be_an_argument_in_every_locale() -> None:
+    text = (source.locate().root / "patcher" / "probe.py").read_text(encoding="utf-8")
+    assert text.isascii()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from sglang_overlay import switches
 
-from patcher import lock, receipt, verify
+from patcher import lock, receipt, state, verify
 from patcher.checks import Check, Expect, Scene, Status
 from patcher.receipt import STAGING
 from patcher.states import TreeState
@@ -205,3 +206,12 @@ def test_bytecode_that_would_win_is_seen_from_the_whole(tmp_path: Path, patched:
     path = site / "sglang/srt/speculative/dflash_utils.py"
     os.utime(path)  # a new time alone is no fault: the text is what counts
     assert verify.verify(Request(target=str(site), skip=QUICK)).exit_code == 0
+
+
+def test_a_disk_that_fails_is_an_error(patched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "/some/file")
+
+    monkeypatch.setattr(state, "survey", fail)
+    (error,) = verify.verify(Request(target=str(patched), skip=QUICK)).errors
+    assert (error.code, error.path) == ("io-error", "/some/file")
