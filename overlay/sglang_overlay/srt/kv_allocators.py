@@ -18,8 +18,9 @@ from sglang_overlay.kvcache.placement import NOTHING, Demand, RowEnds, Runs, lon
 
 # What a request may grow before it runs into the next one, in tokens, where there is room.
 HEADROOM = 1024
-# Allocations that share one look at the longest free runs, if they are small.
-KEPT = 16
+# Allocations that share one look at the longest free runs, if they are small. A look takes the host
+# several times as long as an allocation; looks four times as frequent bring no longer runs.
+KEPT = 64
 # Pages: a step adds one or two to a request, a prompt more.
 FEW = 2
 # Steps of running requests after which what was released can have no writer left. The next step's
