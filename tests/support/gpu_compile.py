@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import triton
@@ -26,11 +27,13 @@ from sglang_overlay.attention.kernels.split_prefix import split_prefix_kernel
 from sglang_overlay.attention.kernels.split_prefix_hopper import split_prefix_hopper_kernel
 from sglang_overlay.attention.kernels.split_prefix_mma import split_prefix_mma_kernel
 from sglang_overlay.attention.kernels.tree_merge import tree_merge_kernel
+from sglang_overlay.kvcache.free_map import FreeMap
 from sglang_overlay.kvcache.kernels.place_units import place_units_kernel
-from sglang_overlay.kvcache.placement import tiles
+from sglang_overlay.kvcache.placement import Demand, RowEnds, launch_place, longest_runs, tiles
 from sglang_overlay.tree import top_tokens
 from sglang_overlay.tree.kernels.top_tokens import merge_tokens_kernel, top_tokens_kernel
 from triton.backends.compiler import GPUTarget
+from triton.compiler.compiler import CompiledKernel, LazyDict
 from triton.runtime.driver import driver
 from triton.runtime.jit import MockTensor
 
@@ -173,22 +176,58 @@ def compile_split_prefix(
     return resources(_finished(split_prefix_kernel.warmup(*tensors, *scalars, **sizes, **tiles)))
 
 
-def compile_place_units(capability: int, *, from_table: bool, page: int) -> dict[str, int]:
-    """Compile what places a batch whose last slots stand in SGLang's table, or in a list."""
+def compile_place_units(
+    capability: int, *, from_table: bool, equal: bool, page: int
+) -> dict[str, int]:
+    """Compile what places a batch whose last slots stand in SGLang's table, or in a list.
+
+    ``equal``: every request needs as much.
+    """
     driver.set_active(NamedDriver(capability))
     number = MockTensor(torch.int64)
     compiled = place_units_kernel.warmup(
         MockTensor(torch.uint8),
         MockTensor(torch.int32) if from_table else number,
-        *(number,) * 7,
+        *(number if from_table else None,) * 2,
+        None if equal else number,
+        *(number,) * 3,
         8192 if from_table else 0,
-        *(7, 1000, 256, 1024, 99, 5),
-        FROM_TABLE=from_table,
+        *(7, 16, 1000, 256, 1024, 99, 5),
         PAGE=page,
         **tiles(),
         grid=(1,),
     )
     return resources(_finished(compiled))
+
+
+def launch_place_units(capability: int, *, from_table: bool, equal: bool) -> dict[str, Any]:
+    """Place a batch three times on a GPU that is only named; return what is launched.
+
+    Each tensor is told by its type and size.
+    """
+    driver.set_active(NamedDriver(capability))
+    launched: list[list[str]] = []
+
+    def note(*args: Any) -> None:
+        # Where a hook would find the rest: an object of its own for every launch.
+        told = ["metadata" if isinstance(arg, LazyDict) else arg for arg in args]
+        launched.append(
+            [f"{a.dtype} {a.shape}" if isinstance(a, torch.Tensor) else repr(a) for a in told]
+        )
+
+    def ready(kernel: Any) -> None:
+        kernel.module, kernel.function, kernel._run = "module", "function", note
+
+    last: torch.Tensor | RowEnds = torch.tensor([3, 9])
+    if from_table:
+        table = torch.zeros(4, 6, dtype=torch.int32)
+        last = RowEnds(table=table, rows=torch.tensor([0, 2]), lengths=torch.tensor([1, 2]))
+    free = FreeMap(1000, "cpu")
+    demand = Demand(last=last, counts=[5, 5] if equal else [5, 4])
+    with mock.patch.object(CompiledKernel, "_init_handles", ready):
+        for _ in range(3):
+            launch_place(free, demand, longest_runs(free), 8, 2)
+    return {"launched": launched}
 
 
 def compile_flashmla_schedule(capability: int, *, layout: str, block: int) -> dict[str, int]:
@@ -251,6 +290,7 @@ KERNELS: dict[str, Callable[..., dict[str, Any]]] = {
     "tree_merge": compile_tree_merge,
     "split_prefix": compile_split_prefix,
     "place_units": compile_place_units,
+    "place_units_launch": launch_place_units,
     "flashmla_schedule": compile_flashmla_schedule,
     "top_tokens": compile_top_tokens,
     "merge_tokens": compile_merge_tokens,

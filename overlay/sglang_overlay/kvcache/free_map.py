@@ -12,8 +12,9 @@ import torch
 class FreeMap:
     """Units 1 … ``units`` of a pool, all free to begin with.
 
-    ``flags`` [units + 2] uint8: 1 where a unit is free. Unit 0, which is padding, and the end are
-    never free, so that every run has a neighbour on both sides. ``count``: how many are free.
+    ``units``: how many there are, free or not. ``count``: how many are free. ``flags`` [units + 2]
+    uint8: 1 where a unit is free. Unit 0, which is padding, and the end are never free, so that
+    every run has a neighbour on both sides.
     ``spare`` [n] int64: some that are free, for whoever takes them into use and gives them back
     before anybody else takes any; None where none are known.
     """
@@ -21,13 +22,8 @@ class FreeMap:
     def __init__(self, units: int, device: torch.device | str) -> None:
         self.flags = torch.ones(units + 2, dtype=torch.uint8, device=device)
         self.flags[0] = self.flags[-1] = 0
-        self.count = units
+        self.units = self.count = units
         self.spare: torch.Tensor | None = None
-
-    @property
-    def units(self) -> int:
-        """Return how many units there are, free or not."""
-        return int(self.flags.shape[0]) - 2
 
     def take(self, units: torch.Tensor) -> None:
         """Take ``units`` [n] int, all free."""
@@ -47,5 +43,6 @@ class FreeMap:
     def copy(self) -> FreeMap:
         """Return one that goes its own way."""
         other = FreeMap.__new__(FreeMap)
-        other.flags, other.count, other.spare = self.flags.clone(), self.count, None
+        other.units, other.count, other.spare = self.units, self.count, None
+        other.flags = self.flags.clone()
         return other

@@ -9,8 +9,9 @@ longer than a few hundred of them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,8 @@ from sglang_overlay.kvcache.kernels.place_units import place_units_kernel
 NOTHING = -1
 # Runs that a list of the longest ones has at most.
 LONGEST = 256
+# What the kernel looks at at once: requests and their next units, then units of a run.
+ROWS, COLUMNS = 32, 16
 LANES = 1024
 # Units that the kernel looks at at once where most are taken.
 WIDE = 4096
@@ -50,17 +53,17 @@ class Demand:
     """What the requests of a batch need: ``counts`` units each, to follow slot ``last``.
 
     ``last``: [requests] int64 on the device, `NOTHING` for a request that has none yet; or where
-    to read them.
+    to read them. ``total``: the units of the whole batch.
     """
 
     last: torch.Tensor | RowEnds
     counts: Sequence[int]
     page_size: int = 1
+    total: int = field(init=False)
 
-    @property
-    def total(self) -> int:
-        """Return the units of the whole batch."""
-        return sum(self.counts)
+    def __post_init__(self) -> None:
+        """Count once what every call asks for."""
+        object.__setattr__(self, "total", sum(self.counts))
 
     def units(self) -> torch.Tensor:
         """Return the unit [requests] int64 that each request ends in, `NOTHING` for none."""
@@ -83,14 +86,13 @@ class Runs:
 def longest_runs(free: FreeMap) -> Runs:
     """Return up to `LONGEST` of the longest free runs, of equal ones the lowest first."""
     flags = free.flags
-    # Runs are numbered from 1; what is no edge of one is written to number 0, which is no run.
+    # Edges are numbered from 1, a run's first one and its last in turn. What is no edge is written
+    # to number 0, which nobody reads.
     size = flags.shape[0]
     at = torch.arange(size - 1, dtype=torch.int32, device=flags.device)
-    edges = at.new_zeros(2, size // 2 + 2)
-    for side, is_edge in enumerate((flags[1:] > flags[:-1], flags[:-1] > flags[1:])):
-        edges[side].scatter_(0, is_edge.cumsum(0).mul_(is_edge), at)
-    edges[:, 0] = 0
-    first, last = edges
+    is_edge = flags[1:] != flags[:-1]
+    edges = at.new_zeros(size // 2 * 2 + 3).scatter_(0, is_edge.cumsum(0).mul_(is_edge), at)
+    first, last = edges[1::2], edges[2::2]
     # A key for both, so that no two are equal: ties would be broken differently elsewhere.
     keys = (last - first).long().mul_(size).add_(size - 1).sub_(first)
     longest = keys.topk(min(LONGEST, keys.shape[0])).values
@@ -120,61 +122,68 @@ def place(
             f"demand: got {total} units and {spare} to spare, needed at most the {free.count} free "
             "ones; evict first"
         )
-    on_host = free.flags.device.type == "cpu"
-    units = (_place_on_host if on_host else launch_place)(free, demand, runs, headroom, spare)
+    by = _place_on_host if free.flags.is_cpu else launch_place
+    found = by(free, demand, runs, headroom, spare)
     free.count -= total
-    free.spare = units[total:] if spare else None
-    return units[:total]
+    free.spare = found[total : total + spare] if spare else None
+    return found[:total]
 
 
 def launch_place(
     free: FreeMap, demand: Demand, runs: Runs, headroom: int, spare: int
 ) -> torch.Tensor:
-    """Launch the kernel; `place` keeps count. Returns all units in one tensor."""
-    requests = len(demand.counts)
-    counts = _counts(tuple(demand.counts), free.flags.device)
-    # Before the units, room for what the kernel notes of each request.
-    # Zeros: if fewer were free than counted, what is missing is the padding slot, nobody's.
-    found = counts.new_zeros(2 * requests + demand.total + spare)
-    last, ends = demand.last, demand.last
+    """Launch the kernel; `place` keeps count.
+
+    Returns:
+        The units [demand.total + spare] int64, and behind them what the kernel noted.
+    """
+    flags, wanted, ends, total = free.flags, demand.counts, demand.last, demand.total
+    requests, each, counts = len(wanted), wanted[0], None
+    if wanted.count(each) != requests:
+        counts = _counts(tuple(wanted), flags.device)
+    found = torch.empty(total + spare + 2 * requests, dtype=torch.int64, device=flags.device)
+    last: torch.Tensor
+    types: tuple[torch.dtype, ...]
     if isinstance(ends, RowEnds):
-        last, rows, lengths, stride = ends.table, ends.rows, ends.lengths, ends.table.stride(0)
+        last, rows, lengths = ends.table, ends.rows, ends.lengths
+        stride, types = last.stride(0), (last.dtype, rows.dtype, lengths.dtype)
     else:
-        rows, lengths, stride = counts, counts, 0
-    out = found[2 * requests :]
-    place_units_kernel[(1,)](
-        free.flags,
-        last,
-        rows,
-        lengths,
-        counts,
-        runs.starts,
-        runs.lengths,
-        out,
-        found,
-        stride,
-        requests,
-        free.units,
-        runs.starts.shape[0],
-        headroom,
-        demand.total,
-        spare,
-        FROM_TABLE=isinstance(ends, RowEnds),
-        PAGE=demand.page_size,
-        **tiles(),
+        last, rows, lengths, stride, types = ends, None, None, 0, (ends.dtype,)
+    _launch(
+        (flags.device, counts is None, demand.page_size, *types),
+        *(flags, last, rows, lengths, counts, runs.starts, runs.lengths, found),
+        *(stride, requests, each, free.units, runs.starts.shape[0], headroom, total, spare),
+        demand.page_size,
     )
-    return out
+    return found
 
 
 def tiles() -> dict[str, int]:
     """Return how much the kernel looks at at once: of the requests, and of the units."""
-    return {"ROWS": 32, "COLUMNS": 16, "LANES": LANES, "WIDE": WIDE, "num_warps": 4}
+    return {"ROWS": ROWS, "COLUMNS": COLUMNS, "LANES": LANES, "WIDE": WIDE, "num_warps": 4}
+
+
+# Compiled kernels that only wait for their arguments, by all that tells one from another. Triton's
+# own launch takes the host three times as long, to find out the same.
+_ready: dict[tuple[Any, ...], Callable[..., None]] = {}
+
+
+def _launch(key: tuple[Any, ...], *args: Any) -> None:
+    ready = _ready.get(key)
+    if ready is not None:
+        ready(*args, ROWS, COLUMNS, LANES, WIDE)
+        return
+    compiled = place_units_kernel[(1,)](*args, **tiles())
+    # The interpreter compiles nothing.
+    if compiled is not None:
+        _ready[key] = compiled[1, 1, 1]
 
 
 @functools.lru_cache(maxsize=64)
 def _counts(counts: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    # Kept, because in most steps every request asks for as much as in the one before.
-    return torch.tensor(counts, dtype=torch.int64).to(device, non_blocking=True)
+    # Kept, because many steps ask for as much as one before. From pinned memory nobody waits.
+    on_host = torch.tensor(counts, dtype=torch.int64, pin_memory=device.type == "cuda")
+    return on_host.to(device, non_blocking=True)
 
 
 def _place_on_host(

@@ -14,11 +14,24 @@ from tests.support.compilation import SHARED_LIMIT, compiled
 @pytest.mark.parametrize("capability", [80, 90, 120])
 def test_it_compiles_without_spilling(capability: int, tmp_path: Path) -> None:
     cases = [
-        {"kernel": "place_units", "from_table": from_table, "page": 1}
+        {"kernel": "place_units", "from_table": from_table, "equal": equal, "page": 1}
         for from_table in (True, False)
+        for equal in (True, False)
     ]
     for needs in compiled("gpu_compile", capability, cases, tmp_path):
         assert needs["stack"] == 0, needs
         # A third of a multiprocessor's register file: it runs beside a model's kernels.
         assert needs["registers"] * 32 * tiles()["num_warps"] <= 65_536 // 3, needs
         assert needs["shared"] <= SHARED_LIMIT[capability], needs
+
+
+@pytest.mark.full
+def test_a_kernel_that_is_ready_gets_what_tritons_own_launch_gives_it(tmp_path: Path) -> None:
+    cases = [
+        {"kernel": "place_units_launch", "from_table": from_table, "equal": equal}
+        for from_table in (True, False)
+        for equal in (True, False)
+    ]
+    for found in compiled("gpu_compile", 90, cases, tmp_path):
+        first, *others = found["launched"]
+        assert others == [first, first]

@@ -10,9 +10,9 @@ import triton.language as tl
 
 
 @triton.jit
-def _ends(last, rows, lengths, stride, request, exists, FROM_TABLE: tl.constexpr, PAGE):
+def _ends(last, rows, lengths, stride, request, exists, PAGE):
     """Return the unit that each request ends in, -1 for none."""
-    if FROM_TABLE:
+    if rows is not None:
         row = tl.load(rows + request, mask=exists, other=0).to(tl.int64)
         length = tl.load(lengths + request, mask=exists, other=1).to(tl.int64)
         slot = tl.load(last + row * stride + length - 1, mask=exists, other=-1).to(tl.int64)
@@ -28,12 +28,12 @@ def _go_on(
     rows,
     lengths,
     counts,
+    each,
     out,
     notes,
     stride,
     requests,
     units,
-    FROM_TABLE: tl.constexpr,
     PAGE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -49,8 +49,11 @@ def _go_on(
     for first in range(0, requests, ROWS):
         request = first + row
         exists = request < requests
-        end = _ends(last, rows, lengths, stride, request, exists, FROM_TABLE, PAGE)
-        count = tl.load(counts + request, mask=exists, other=0)
+        end = _ends(last, rows, lengths, stride, request, exists, PAGE)
+        if counts is None:
+            count = tl.where(exists, each, 0).to(tl.int64)
+        else:
+            count = tl.load(counts + request, mask=exists, other=0)
         start = begun + tl.cumsum(count, axis=0) - count
         begun += tl.sum(count, axis=0)
         # Two requests may end at the same unit, that of a prefix they share, or of a prompt that
@@ -111,7 +114,7 @@ def _take_run(free, out, first, stop, needed, LANES):
 def _take_any(free, out, needed, used, low, starts, lengths, homes, stop, LANES, WIDE):
     """Take units out of the homes from number ``used`` on, then the lowest from ``low`` on.
 
-    Returns where both are then.
+    Where too few are free, the rest is unit 0, which is nobody's. Returns where both are then.
     """
     taken = tl.full([], 0, tl.int64)
     while (taken < needed) & (used < homes):
@@ -121,7 +124,13 @@ def _take_any(free, out, needed, used, low, starts, lengths, homes, stop, LANES,
         taken += more
         used += (taken < needed).to(tl.int32)
     if taken < needed:
-        _, low = _take_free(free, out + taken, low, stop, needed - taken, LANES, WIDE)
+        more, low = _take_free(free, out + taken, low, stop, needed - taken, LANES, WIDE)
+        taken += more
+        lane = tl.arange(0, LANES)
+        nobodys = tl.zeros([LANES], tl.int64)
+        while taken < needed:
+            tl.store(out + taken + lane, nobodys, mask=lane < needed - taken)
+            taken += LANES
     return used, low
 
 
@@ -155,7 +164,16 @@ def _take_free(free, out, first, stop, needed, LANES: tl.constexpr, WIDE: tl.con
     return taken, at
 
 
-@triton.jit(do_not_specialize=["requests", "units", "homes", "headroom", "total", "spare"])
+# Nothing depends on a value or an address, so that a compiled kernel fits all calls with arguments
+# of the same types.
+@triton.jit(
+    do_not_specialize=[
+        *("stride", "requests", "each", "units", "homes", "headroom", "total", "spare"),
+    ],
+    do_not_specialize_on_alignment=[
+        *("free", "last", "rows", "lengths_of_rows", "counts", "starts", "lengths", "out"),
+    ],
+)
 def place_units_kernel(
     free,
     last,
@@ -165,15 +183,14 @@ def place_units_kernel(
     starts,
     lengths,
     out,
-    notes,
     stride,
     requests,
+    each,
     units,
     homes,
     headroom,
     total,
     spare,
-    FROM_TABLE: tl.constexpr,
     PAGE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -182,22 +199,26 @@ def place_units_kernel(
 ):
     """Take units for all requests: where they ended, then in the ``homes``, then anywhere.
 
-    Behind the ``total`` of them, ``out`` gets ``spare`` others, which stay free. Where too few are
-    free, it keeps what it held. ``notes`` [2 * requests] int64 is scratch: for each request that
-    lacks units where in ``out`` it goes on, and how many they are.
+    A request ends in the slot ``last[request]``, or, if there are ``rows``, in the last one of its
+    row in the table ``last``. It needs ``counts[request]`` units, or ``each`` without ``counts``.
+
+    Behind the ``total`` of them, ``out`` gets ``spare`` others, which stay free. The last
+    2 * ``requests`` of ``out`` are scratch: for each request that lacks units where in ``out`` it
+    goes on, and how many they are.
     """
+    notes = out + total + spare
     lacking = _go_on(
         free,
         last,
         rows,
         lengths_of_rows,
         counts,
+        each,
         out,
         notes,
         stride,
         requests,
         units,
-        FROM_TABLE,
         PAGE,
         ROWS,
         COLUMNS,
