@@ -283,6 +283,10 @@ class Block:
             high, low = (_E4M3[part].view(np.uint16) for part in (both >> 8, both & 0xFF))
             self.put(operands[0], high.astype(np.uint32) << 16 | low, live)
             return
+        if marks == ["f32", "bf16"]:
+            wide = self.registers[operands[1]].astype(np.uint32) << 16
+            self.put(operands[0], wide, live)
+            return
         if marks == ["f32", "f16"] or marks[-2:] in (["bf16", "f16"], ["bf16", "f32"]):
             kind = np.float16 if marks[-1] == "f16" else np.float32
             wide = self.registers[operands[1]].view(kind).astype(np.float32)

@@ -92,12 +92,15 @@ def copy_columns(
 
 
 @gluon.jit
-def fetch(
-    latents, ropes, cache, page, position, length, stride, PAGE: gl.constexpr, BYTES: gl.constexpr
-):
-    """Copy the tile at ``position``, whose pages are ``page``."""
+def locate(page, position, length, stride, PAGE: gl.constexpr):
+    """Return where in memory the rows of the tile at ``position`` are; its pages are ``page``."""
     seen = gl.minimum(position + gl.arange(0, TILE, COPY_ROWS), length - 1)
-    rows = (page.to(gl.int64) * PAGE + seen % PAGE) * stride
+    return (page.to(gl.int64) * PAGE + seen % PAGE) * stride
+
+
+@gluon.jit
+def fetch(latents, ropes, cache, rows, BYTES: gl.constexpr):
+    """Copy the tile whose rows are at ``rows``."""
     latent_copy: gl.constexpr = LATENT_COPY_8 if BYTES == 1 else LATENT_COPY
     rope_copy: gl.constexpr = ROPE_COPY_8 if BYTES == 1 else ROPE_COPY
     copy_columns(latents, cache, rows, 0, CHUNK, latent_copy)
@@ -109,6 +112,34 @@ def add_scores(score, q, rows, WIDTH: gl.constexpr):
     """Add each group's share of the scores of the cache ``rows``, [GROUPS, ROWS, TILE]."""
     keys = rows.permute((0, 2, 1)).load(gl.DotOperandLayout(1, SHARES, WIDTH))
     return mma_v2(q, keys.to(q.dtype), score)
+
+
+@gluon.jit
+def score_tile(q_low, q_high, q_rope, latents, ropes, WIDTH: gl.constexpr):
+    """Return each group's share of a tile's scores, [GROUPS, ROWS, TILE]."""
+    score = gl.zeros([GROUPS, ROWS, TILE], gl.float32, SHARES)
+    score = add_scores(score, q_rope, ropes, WIDTH)
+    score = add_scores(score, q_low, latents.slice(0, HALF, 2), WIDTH)
+    return add_scores(score, q_high, latents.slice(HALF, HALF, 2), WIDTH)
+
+
+@gluon.jit
+def weigh(shares, top, total, position, end, score_scale):
+    """Return the weights of a tile's columns before ``end``, and what rows fade by; and the sums.
+
+    The scores are the ``shares`` added up; ``top`` and ``total`` are the rows' maxima and sums.
+    """
+    share = shares._reinterpret(gl.float32, [GROUPS, ROWS, TILE], SUMS_OF_GROUP)
+    score = share.index(0).load(SCORES) + share.index(1).load(SCORES)
+    score += share.index(2).load(SCORES) + share.index(3).load(SCORES)
+    columns = position + gl.arange(0, TILE, gl.SliceLayout(0, SCORES))
+    score = gl.where((columns < end)[None, :], score * score_scale, float("-inf"))
+    highest = gl.max(score, axis=1)
+    higher = gl.where(highest > top + SLACK, highest, top)
+    fade = gl.exp2(top - higher)
+    part = gl.exp2(score - higher[:, None])
+    total = total * fade + gl.sum(part, axis=1)
+    return part, fade, higher, total
 
 
 @gluon.jit
@@ -147,6 +178,7 @@ def split_prefix_mma_kernel(
     NODES: gl.constexpr,
     HEADS: gl.constexpr,
     PAGE: gl.constexpr,
+    LAG: gl.constexpr,
 ):
     """Do what `split_prefix.split_prefix_kernel` does, for 64 rows and tiles of 16.
 
@@ -154,6 +186,12 @@ def split_prefix_mma_kernel(
     the next tile's; behind the second, the rest of these beside what the outputs wait for. The
     outputs are scaled only when a row's scores have risen by more than SLACK, which float32 and the
     16-bit weights bear, and which is rare. Four tiles are held, two of them on their way.
+
+    With LAG a tile's outputs come an interval later: behind the first barrier the softmax of the
+    next tile runs beside products of this one's outputs, which do not wait for it, and behind the
+    second the scores of the tile after the next. No product then waits for a softmax. For an fp8
+    cache the queries are then rounded to float16, as the kernel of sm_90 does, which leaves one
+    conversion of a key where there are two else, the second at 16 numbers a clock.
     """
     worker = gl.program_id(1).to(gl.int64)
     start = gl.load(work + worker * 4 + 1)
@@ -165,6 +203,7 @@ def split_prefix_mma_kernel(
         WIDTH: gl.constexpr = 4 if BYTES == 1 else 2
         # float16 holds every fp8 number, and costs fewer instructions to come to.
         mixed: gl.constexpr = gl.float16 if BYTES == 1 else dtype
+        asked: gl.constexpr = mixed if LAG else dtype
         wide: gl.constexpr = WIDE_8 if BYTES == 1 else WIDE
         wide_of_group: gl.constexpr = WIDE_8_OF_GROUP if BYTES == 1 else WIDE_OF_GROUP
         narrow: gl.constexpr = NARROW_8 if BYTES == 1 else NARROW
@@ -188,9 +227,9 @@ def split_prefix_mma_kernel(
         page2 = find_pages(table, start + 2 * TILE, length, PAGE)
         page = find_pages(table, start + 3 * TILE, length, PAGE)
         async_copy.wait_group(0)
-        q_low = staged.slice(0, HALF, 2).load(gl.DotOperandLayout(0, SHARES, WIDTH))
-        q_high = staged.slice(HALF, HALF, 2).load(gl.DotOperandLayout(0, SHARES, WIDTH))
-        q_rope = staged_rope.load(gl.DotOperandLayout(0, SHARES, WIDTH))
+        q_low = staged.slice(0, HALF, 2).load(gl.DotOperandLayout(0, SHARES, WIDTH)).to(asked)
+        q_high = staged.slice(HALF, HALF, 2).load(gl.DotOperandLayout(0, SHARES, WIDTH)).to(asked)
+        q_rope = staged_rope.load(gl.DotOperandLayout(0, SHARES, WIDTH)).to(asked)
 
         k0 = gl.allocate_shared_memory(stored, [GROUPS, TILE, CHUNK], wide)
         k1 = gl.allocate_shared_memory(stored, [GROUPS, TILE, CHUNK], wide)
@@ -204,12 +243,15 @@ def split_prefix_mma_kernel(
         ropes = (r0, r1, r2, r3)
         shares = gl.allocate_shared_memory(gl.float32, [GROUPS, ROWS, TILE], SUMS)
         weight = gl.allocate_shared_memory(mixed, [ROWS, TILE], WEIGHTS)
+        weights = (weight, weight)
+        if LAG:
+            weights = (weight, gl.allocate_shared_memory(mixed, [ROWS, TILE], WEIGHTS))
         fades = gl.allocate_shared_memory(gl.float32, [ROWS], PLAIN)
-        fetch(k0, r0, cache, page0, start, length, cache_slot, PAGE, BYTES)
+        fetch(k0, r0, cache, locate(page0, start, length, cache_slot, PAGE), BYTES)
         async_copy.commit_group()
-        fetch(k1, r1, cache, page1, start + TILE, length, cache_slot, PAGE, BYTES)
+        fetch(k1, r1, cache, locate(page1, start + TILE, length, cache_slot, PAGE), BYTES)
         async_copy.commit_group()
-        fetch(k2, r2, cache, page2, start + 2 * TILE, length, cache_slot, PAGE, BYTES)
+        fetch(k2, r2, cache, locate(page2, start + 2 * TILE, length, cache_slot, PAGE), BYTES)
         async_copy.commit_group()
 
         top = gl.full([ROWS], float("-inf"), gl.float32, SCORE_ROWS)
@@ -219,68 +261,88 @@ def split_prefix_mma_kernel(
         out2 = gl.zeros([ROWS, CHUNK], gl.float32, OUTPUTS)
         out3 = gl.zeros([ROWS, CHUNK], gl.float32, OUTPUTS)
         async_copy.wait_group(2)
-        opening = gl.zeros([GROUPS, ROWS, TILE], gl.float32, SHARES)
-        opening = add_scores(opening, q_rope, r0, WIDTH)
-        opening = add_scores(opening, q_low, k0.slice(0, HALF, 2), WIDTH)
-        shares.store(add_scores(opening, q_high, k0.slice(HALF, HALF, 2), WIDTH))
+        shares.store(score_tile(q_low, q_high, q_rope, k0, r0, WIDTH))
+        limit = length
+        if LAG:
+            # A tile behind the last is weighed too, as nothing.
+            limit = gl.minimum(length, end)
+            ahead, _, top, total = weigh(shares, top, total, start, limit, score_scale)
+            weight.store(ahead.to(mixed))
+            async_copy.wait_group(1)
+            shares.store(score_tile(q_low, q_high, q_rope, k1, r1, WIDTH))
+        rows = locate(page, start + 3 * TILE, length, cache_slot, PAGE)
         for first in range(start, end, STAGES * TILE):
             for slot in gl.static_range(STAGES):
                 position = first + slot * TILE
                 if position < end:
-                    # The next tile is there, and the place of the one before is free.
-                    async_copy.wait_group(1)
+                    if LAG:
+                        gl.thread_barrier()
+                    else:
+                        # The next tile is there.
+                        async_copy.wait_group(1)
+                    # The place of the tile before is free.
                     after = position + (STAGES - 1) * TILE
                     last: gl.constexpr = (slot + STAGES - 1) % STAGES
+                    if not LAG:
+                        rows = locate(page, after, length, cache_slot, PAGE)
                     if after < end:
-                        fetch(
-                            latents[last],
-                            ropes[last],
-                            cache,
-                            page,
-                            after,
-                            length,
-                            cache_slot,
-                            PAGE,
-                            BYTES,
-                        )
+                        fetch(latents[last], ropes[last], cache, rows, BYTES)
                     async_copy.commit_group()
                     page = find_pages(table, after + TILE, length, PAGE)
-                    coming = latents[(slot + 1) % STAGES]
-                    issued = gl.zeros([GROUPS, ROWS, TILE], gl.float32, SHARES)
-                    if BYTES == 1:
-                        # Converting takes registers; these are not kept.
-                        q_rope = staged_rope.load(gl.DotOperandLayout(0, SHARES, WIDTH))
-                    issued = add_scores(issued, q_rope, ropes[(slot + 1) % STAGES], WIDTH)
-                    issued = add_scores(issued, q_low, coming.slice(0, HALF, 2), WIDTH)
-                    share = shares._reinterpret(gl.float32, [GROUPS, ROWS, TILE], SUMS_OF_GROUP)
-                    score = share.index(0).load(SCORES) + share.index(1).load(SCORES)
-                    score += share.index(2).load(SCORES) + share.index(3).load(SCORES)
-                    columns = position + gl.arange(0, TILE, gl.SliceLayout(0, SCORES))
-                    score = gl.where(
-                        (columns < length)[None, :], score * score_scale, float("-inf")
-                    )
-                    highest = gl.max(score, axis=1)
-                    higher = gl.where(highest > top + SLACK, highest, top)
-                    fade = gl.exp2(top - higher)
-                    part = gl.exp2(score - higher[:, None])
-                    total = total * fade + gl.sum(part, axis=1)
-                    top = higher
-                    weight.store(part.to(mixed))
-                    fades.store(fade)
-                    fade = fades.load(OUTPUT_ROWS)
-                    issued = add_scores(issued, q_high, coming.slice(HALF, HALF, 2), WIDTH)
-                    shares.store(issued)
-                    if gl.min(fade, axis=0) < 1.0:
-                        out0 = out0 * fade[:, None]
-                        out1 = out1 * fade[:, None]
-                        out2 = out2 * fade[:, None]
-                        out3 = out3 * fade[:, None]
-                    p = weight.load(gl.DotOperandLayout(0, OUTPUTS, 2))
                     v = latents[slot]._reinterpret(stored, [GROUPS, TILE, CHUNK], wide_of_group)
-                    out0 = add_outputs(out0, p, v.index(0))
-                    out1 = add_outputs(out1, p, v.index(1))
-                    out2 = add_outputs(out2, p, v.index(2))
-                    out3 = add_outputs(out3, p, v.index(3))
+                    if LAG:
+                        part, fade, top, total = weigh(
+                            shares, top, total, position + TILE, limit, score_scale
+                        )
+                        p = weights[slot % 2].load(gl.DotOperandLayout(0, OUTPUTS, 2))
+                        out0 = add_outputs(out0, p, v.index(0))
+                        out1 = add_outputs(out1, p, v.index(1))
+                        weights[(slot + 1) % 2].store(part.to(mixed))
+                        fades.store(fade)
+                        out2 = add_outputs(out2, p, v.index(2))
+                        out3 = add_outputs(out3, p, v.index(3))
+                        # The tile after the next is there.
+                        async_copy.wait_group(1)
+                        rising = gl.min(fades.load(OUTPUT_ROWS), axis=0) < 1.0
+                        two: gl.constexpr = (slot + 2) % STAGES
+                        shares.store(
+                            score_tile(q_low, q_high, q_rope, latents[two], ropes[two], WIDTH)
+                        )
+                        rows = locate(page, after + TILE, length, cache_slot, PAGE)
+                        if rising:
+                            by = fades.load(OUTPUT_ROWS)[:, None]
+                            out0 = out0 * by
+                            out1 = out1 * by
+                            out2 = out2 * by
+                            out3 = out3 * by
+                    else:
+                        coming = latents[(slot + 1) % STAGES]
+                        issued = gl.zeros([GROUPS, ROWS, TILE], gl.float32, SHARES)
+                        if BYTES == 1:
+                            # Converting takes registers; these are not kept.
+                            q_rope = staged_rope.load(gl.DotOperandLayout(0, SHARES, WIDTH)).to(
+                                asked
+                            )
+                        issued = add_scores(issued, q_rope, ropes[(slot + 1) % STAGES], WIDTH)
+                        issued = add_scores(issued, q_low, coming.slice(0, HALF, 2), WIDTH)
+                        part, fade, top, total = weigh(
+                            shares, top, total, position, limit, score_scale
+                        )
+                        weight.store(part.to(mixed))
+                        fades.store(fade)
+                        fade = fades.load(OUTPUT_ROWS)
+                        issued = add_scores(issued, q_high, coming.slice(HALF, HALF, 2), WIDTH)
+                        shares.store(issued)
+                        if gl.min(fade, axis=0) < 1.0:
+                            out0 = out0 * fade[:, None]
+                            out1 = out1 * fade[:, None]
+                            out2 = out2 * fade[:, None]
+                            out3 = out3 * fade[:, None]
+                        p = weight.load(gl.DotOperandLayout(0, OUTPUTS, 2))
+                        out0 = add_outputs(out0, p, v.index(0))
+                        out1 = add_outputs(out1, p, v.index(1))
+                        out2 = add_outputs(out2, p, v.index(2))
+                        out3 = add_outputs(out3, p, v.index(3))
         async_copy.wait_group(0)
 
         fades.store(value_scale / total)
