@@ -162,17 +162,19 @@ class Rollout:
                 if course.begun and course.result == "untouched":
                     self._fail(course, "failed", "a peer failed: the next run finishes this host")
             return
-        reachable = [c for c in group if c.begun and c.result != "lost"]
+        begun = [c for c in group if c.begun and c.result != "lost"]
+        held = [c for c, good in zip(begun, _each(begun, self._hold), strict=True) if good]
+        reachable = held
         # Together again: a server of several nodes only comes up when all of them start.
-        for step in (self._hold, self._leave, self._restore, self._serve_again):
+        for step in (self._leave, self._restore, self._serve_again):
             went_well = _each(reachable, step)
             reachable = [c for c, good in zip(reachable, went_well, strict=True) if good]
         for course in group:
             if course in reachable:
                 self._fail(course, "rolled back", course.message or "a peer failed")
-            elif course.begun and course.result != "lost" and not course.routed:
+            elif course in held and course.result != "lost" and not course.routed:
                 self._fail(course, "out of service", course.message)
-            elif course.begun and course.result != "lost":
+            elif course in held and course.result != "lost":
                 told = "it was not rolled back, and may be in the router"
                 self._fail(course, "failed", f"{course.message}; {told}")
 
