@@ -1,7 +1,7 @@
 """What runs on a host for one order: it comes with the order, and is gone after it.
 
 It is sent together with the modules that it imports and with the bundle, as one archive on the
-standard input of ssh. The answer is one JSON object.
+standard input of ssh. The answer is one JSON object, on the line behind the order's marker.
 """
 
 from __future__ import annotations
@@ -106,8 +106,19 @@ def gate(order: Order) -> dict[str, Any]:
         return {}
     live = _server(order)
     server.wait_ready(live, limit=order["ready_limit"])
+    _renew(order)  # the answers take their own time
     server.check_identity(live, tree.fingerprint(Path(order["site"])))
     return {"agreed": server.check_answers(live, order["golden"])}
+
+
+def route(order: Order) -> dict[str, Any]:
+    """Hold the host while the controller puts the server back into the router."""
+    return {}
+
+
+def hold(order: Order) -> dict[str, Any]:
+    """Hold the host for the rollback that begins."""
+    return {}
 
 
 def restore(order: Order) -> dict[str, Any]:
@@ -126,10 +137,21 @@ def finish(order: Order) -> dict[str, Any]:
     return {}
 
 
+_HOLDING = (drain, stop, change, verify, start, gate, route, hold, restore)
 PHASES: Mapping[str, Callable[[Order], dict[str, Any]]] = {
-    function.__name__: function
-    for function in (look, begin, drain, stop, change, verify, start, gate, restore, finish)
+    function.__name__: function for function in (look, begin, *_HOLDING, finish)
 }
+
+
+def _renew(order: Order) -> None:
+    """Renew the lease of a host that was begun; fail before anything is done if it is another's."""
+    if not order["begun"]:
+        return
+    kept, phase, lease = _journal(order), order["phase"], order["lease"]
+    if order["undo"]:
+        kept.own(order["run"], phase, lease=lease)
+    else:
+        kept.note(order["run"], phase, lease=lease)
 
 
 def _verb(state: str) -> str:
@@ -168,7 +190,9 @@ def _ask(order: Order, *words: str) -> Mapping[str, Any]:
 
 
 def _command(words: str) -> None:
-    done = subprocess.run(words, shell=True, capture_output=True, text=True, check=False)  # noqa: S602
+    done = subprocess.run(  # noqa: S602
+        words, shell=True, capture_output=True, text=True, errors="replace", check=False
+    )
     if done.returncode != 0:
         raise PhaseFault(f"{words!r} ended with code {done.returncode}: {done.stderr.strip()}")
 
@@ -176,13 +200,16 @@ def _command(words: str) -> None:
 def main(folder: Path) -> None:
     """Carry out the order in ``folder`` and answer."""
     order = {**json.loads((folder / "order.json").read_text()), "bundle": str(folder / "bundle")}
+    phase = PHASES[order["phase"]]
     try:
-        answer = {"ok": True, **PHASES[order["phase"]](order)}
+        if phase in _HOLDING:
+            _renew(order)
+        answer = {"ok": True, **phase(order)}
     except (PhaseFault, bundle.BundleFault, journal.JournalFault, server.ServerFault) as fault:
         answer = {"ok": False, "message": str(fault)}
     except OSError as error:
         answer = {"ok": False, "message": f"{type(error).__name__}: {error}"}
-    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.write(f"\n{order['marker']}\n{json.dumps(answer)}\n")
 
 
 if __name__ == "__main__":

@@ -43,11 +43,14 @@ def main() -> None:
 
 
 @main.command()
-@click.argument("bundle", type=click.Path(exists=True, path_type=Path))
-@click.option("--key", required=True, type=click.Path(exists=True, path_type=Path))
+@click.argument("bundle", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--key", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def sign(bundle: Path, key: Path) -> None:
     """Sign BUNDLE with the private KEY: writes BUNDLE.sig."""
-    click.echo(f"wrote {signature.sign(bundle, key)}")
+    try:
+        click.echo(f"wrote {signature.sign(bundle, key)}")
+    except signature.SignatureFault as fault:
+        raise click.ClickException(str(fault)) from fault
 
 
 @main.command()

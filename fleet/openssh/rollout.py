@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,14 +19,19 @@ from openssh.transport import Bundle, Lost, send
 
 _AT_ONCE = 16
 # After each of these all hosts of a group wait for each other.
-PHASES = ("begin", "drain", "stop", "change", "verify", "start", "gate", "finish")
+PHASES = ("begin", "drain", "stop", "change", "verify", "start", "gate", "route", "finish")
+# From here on the group serves as it should: Ctrl-C lets it end.
+_SERVING = ("route", "finish")
 
 Answer = Mapping[str, Any]
 
 
 @dataclass(kw_only=True)
 class Course:
-    """How one host fared: ``result`` in a word, ``message`` why, ``seen`` what it was found as."""
+    """How one host fared: ``result`` in a word, ``message`` why, ``seen`` what it was found as.
+
+    ``routed``: the router may send requests to it. ``admitted``: it was told to, after the change.
+    """
 
     host: Host
     result: str = "untouched"
@@ -33,6 +40,8 @@ class Course:
     before: dict[str, Any] = field(default_factory=dict)
     begun: bool = False
     stopped: bool = False
+    routed: bool = True
+    admitted: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,12 +111,15 @@ class Rollout:
             phases = PHASES
         for phase in phases:
             went_well = _each(group, partial(self._step, phase))
-            if all(went_well) and phase != "finish" and self._halted(group):
+            if all(went_well) and phase not in _SERVING and self._halted(group):
                 for course in group:
                     self._fail(course, "failed", f"interrupted after {phase}")
             elif all(went_well):
                 continue
-            self._roll_back(group)
+            if phase == "finish":
+                self._leave_open(group, went_well)
+            else:
+                self._roll_back(group)
             return False
         for course in group:
             course.result = "done" if course.begun else "unchanged"
@@ -120,11 +132,8 @@ class Rollout:
         return begun and self.goal == "patched" and self.halt.is_set()
 
     def _step(self, phase: str, course: Course) -> bool:
-        host = course.host
         self.tell(course, phase)
-        if phase == "drain" and not self._router(course, host.router_remove):
-            return False
-        if phase == "finish" and not self._router(course, host.router_add):
+        if phase == "drain" and not self._take_out(course):
             return False
         if phase == "stop":
             course.stopped = True
@@ -135,24 +144,54 @@ class Rollout:
             return False
         if "journal" in answer:
             course.begun, course.before = True, answer["journal"]["before"]
-        return True
+        return phase != "route" or self._put_back(course)
+
+    def _leave_open(self, group: Sequence[Course], closed: Sequence[bool]) -> None:
+        """Tell of a group that serves as it should, though not every journal could be closed."""
+        for course, good in zip(group, closed, strict=True):
+            if good:
+                course.result = "done"
+                self.tell(course, "")
+            else:
+                told = "it is in the router; the next run goes on from its journal"
+                self._fail(course, course.result, f"{course.message}; {told}")
 
     def _roll_back(self, group: Sequence[Course]) -> None:
         if self.goal != "patched":
-            return  # what is half reverted is finished by the next run
-        reachable = [c for c in group if c.begun and c.result != "lost"]
+            for course in group:
+                if course.begun and course.result == "untouched":
+                    self._fail(course, "failed", "a peer failed: the next run finishes this host")
+            return
+        begun = [c for c in group if c.begun and c.result != "lost"]
+        held = [c for c, good in zip(begun, _each(begun, self._hold), strict=True) if good]
+        reachable = held
         # Together again: a server of several nodes only comes up when all of them start.
-        for step in (self._restore, self._serve_again):
+        for step in (self._leave, self._restore, self._serve_again):
             went_well = _each(reachable, step)
             reachable = [c for c, good in zip(reachable, went_well, strict=True) if good]
         for course in group:
             if course in reachable:
                 self._fail(course, "rolled back", course.message or "a peer failed")
-            elif course.begun and course.result != "lost":
+            elif course in held and course.result != "lost" and not course.routed:
                 self._fail(course, "out of service", course.message)
+            elif course in held and course.result != "lost":
+                told = "it was not rolled back, and may be in the router"
+                self._fail(course, "failed", f"{course.message}; {told}")
+
+    def _hold(self, course: Course) -> bool:
+        # Before all else: what another run has taken over is not touched any more.
+        self.tell(course, "rollback")
+        return self._order(course, "hold", undo=True) is not None
+
+    def _leave(self, course: Course) -> bool:
+        """Bring a server that was put into the router after the change out of it again, idle."""
+        if not course.admitted:
+            return True
+        if course.routed and not self._take_out(course):
+            return False
+        return self._order(course, "drain", undo=True) is not None
 
     def _restore(self, course: Course) -> bool:
-        self.tell(course, "rollback")
         if not course.stopped:
             return True
         outdated = course.before["state"] == "outdated"
@@ -161,6 +200,7 @@ class Rollout:
         answer = self._order(
             course,
             "restore",
+            undo=True,
             bundle=self.previous if outdated else self.bundle,
             state=state,
             allow_downgrade=outdated,
@@ -170,18 +210,30 @@ class Rollout:
 
     def _serve_again(self, course: Course) -> bool:
         return (
-            self._order(course, "gate") is not None
-            and self._router(course, course.host.router_add)
+            self._order(course, "gate", undo=True) is not None
+            and self._put_back(course)
             and self._order(course, "finish") is not None
         )
 
-    def _router(self, course: Course, command: str) -> bool:
-        if not command:
-            return True
-        done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)  # noqa: S602
-        if done.returncode != 0:
-            self._fail(course, "failed", f"{command!r}: code {done.returncode} {done.stderr}")
-        return done.returncode == 0
+    def _take_out(self, course: Course) -> bool:
+        """Take the server out of the router."""
+        fault = _run(course.host.router_remove, course.host.router_limit)
+        if fault:
+            self._fail(course, "failed", fault)
+        else:
+            course.routed = False
+        return not fault
+
+    def _put_back(self, course: Course) -> bool:
+        """Put the server into the router; where that fails, see that it is out of it."""
+        course.admitted = course.routed = True
+        fault = _run(course.host.router_add, course.host.router_limit)
+        if fault:
+            # It may have worked by half. Where it did not, there is nothing to take out.
+            _run(course.host.router_remove, course.host.router_limit)
+            course.routed = False
+            self._fail(course, "failed", fault)
+        return not fault
 
     def _order(
         self, course: Course, phase: str, *, bundle: Bundle | None = None, **more: object
@@ -191,6 +243,8 @@ class Rollout:
         order = {
             "phase": phase,
             "run": self.run,
+            "begun": course.begun,
+            "undo": False,
             "take_over": self.take_over,
             "target": host.target,
             "site": course.seen.get("overlay", {}).get("target", host.target),
@@ -228,6 +282,29 @@ def _pending(course: Course) -> bool:
     live = [one["fingerprint"] if one else None for one in seen.get("identities", [])]
     stale = any(one != seen["fingerprint"] for one in live) or seen.get("ready") is False
     return bool(seen["plan"]["changed"] or seen["journal"] or stale)
+
+
+def _run(command: str, limit: float) -> str:
+    """Run a router's shell command; return what went wrong, nothing if it went well."""
+    if not command:
+        return ""
+    with subprocess.Popen(  # noqa: S602
+        command,
+        shell=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        # Its own group: all that it started ends with it.
+        start_new_session=True,
+    ) as started:
+        try:
+            said, _ = started.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(started.pid, signal.SIGKILL)
+            return f"{command!r} did not end within {limit:g} s; see router_limit"
+    return f"{command!r}: code {started.returncode} {said.strip()}" if started.returncode else ""
 
 
 def _each(courses: Sequence[Course], step: Callable[[Course], Any]) -> list[Any]:

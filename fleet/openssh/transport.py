@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import secrets
 import shlex
 import subprocess
 import tarfile
@@ -52,25 +53,32 @@ def send(
     Raises:
         Lost: there was no answer.
     """
+    # A login shell may greet before, and say goodbye after: the answer is the line behind this one.
+    marker = f"answer {secrets.token_hex(8)}"
     command = f"{shlex.quote(host.python)} -W ignore -c {shlex.quote(_BOOT)}"
     try:
         done = subprocess.run(
             ["ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", *ssh, "--", host.name]
             + [command],
-            input=_archive({**order, "sha256": bundle.sha256}, bundle.content),
+            input=_archive({**order, "sha256": bundle.sha256, "marker": marker}, bundle.content),
             capture_output=True,
             timeout=_SECONDS,
             # Ctrl-C is for the rollout, which lets the phase end; it must not cut connections.
             start_new_session=True,
             check=False,
         )
-        answer: Mapping[str, Any] = json.loads(done.stdout)
+        answer: Mapping[str, Any] = json.loads(_behind(marker, done.stdout))
     except subprocess.TimeoutExpired as error:
         raise Lost(f"no answer within {_SECONDS} s") from error
     except ValueError as error:
         said = done.stderr.decode(errors="replace").strip().splitlines()
         raise Lost(f"ssh ended with code {done.returncode}: {' '.join(said[-2:])}") from error
     return answer
+
+
+def _behind(marker: str, said: bytes) -> bytes:
+    _, _, rest = said.partition(b"\n" + marker.encode() + b"\n")
+    return rest.partition(b"\n")[0]
 
 
 def _archive(order: Mapping[str, Any], bundle: bytes) -> bytes:

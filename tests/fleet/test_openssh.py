@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from ansible_collections.ddtree.sglang_overlay.plugins.module_utils import journal
 
 from tests.support import fleets
 from tests.support.fleets import Fleet, Host
@@ -177,6 +178,109 @@ def test_what_is_wrong_with_one_host_is_found_before_any_is_touched(hosts: Fleet
     assert hosts.routed() == []
 
 
+def test_a_router_that_takes_one_host_of_a_group_only(hosts: Fleet) -> None:
+    # h1 is in the router again, with requests, when the router refuses h2: it was once stopped so.
+    h1, cut_off = hosts["h1"], hosts.folder / "cut-off"
+    said = f"{h1.root}/faults.json"
+    come = f"""echo '{{"running": 3}}' >"{said}"; (sleep 2; rm "{said}") >/dev/null 2>&1 &"""
+    refuse = fleets.once(hosts.folder, "sleep 1; exit 7")
+    fleets.write_router(hosts.folder, {"add h1": come, "add h2": refuse})
+    fleets.write_service(h1, before_stop=f'test ! -e "{said}" || touch "{cut_off}"')
+    before = {host.name: host.look(folder_times=host.name > "h2") for host in hosts.hosts}
+    ended = apply(hosts)
+    assert ended.code == 1
+    assert [results(hosts)[name] for name in ("h1", "h2")] == ["rolled back"] * 2, ended.told
+    assert "code 7" in ended.stdout
+    assert not cut_off.exists()
+    told = [line for line in hosts.routed() if line.endswith("h1")]
+    assert told == ["remove h1", "add h1"] * 2
+    assert hosts.routed()[-1].startswith("add")
+    for host in hosts.hosts:
+        now = host.look(folder_times=host.name > "h2")
+        assert_identical(before[host.name], now, host.name)
+
+
+@pytest.mark.full
+def test_a_router_that_does_not_answer(hosts: Fleet) -> None:
+    fleets.write_router(hosts.folder, {"add h2": fleets.once(hosts.folder, "sleep 300")})
+    ended = apply(hosts, router_limit=2)
+    assert ended.code == 1
+    assert "did not end within 2 s; see router_limit" in ended.stdout, ended.told
+    assert [results(hosts)[name] for name in ("h1", "h2")] == ["rolled back"] * 2, ended.told
+    # Once more: now the router does not let go of h1, and that is what is told.
+    inside = hosts.folder / "inside"
+    calls = {"add h1": f"touch {inside}", "remove h1": f"test ! -e {inside}", "add h2": "exit 7"}
+    fleets.write_router(hosts.folder, calls)
+    ended = apply(hosts)
+    assert ended.code == 1
+    assert results(hosts)["h1"] == "failed", ended.told
+    assert "it was not rolled back, and may be in the router" in ended.stdout
+    assert results(hosts)["h2"] == "out of service", ended.told
+    assert hosts.states()["h1"] == "patched"
+
+
+@pytest.mark.full
+def test_a_journal_that_cannot_be_closed_undoes_nothing(hosts: Fleet) -> None:
+    lose = f'rm -r "{hosts["h2"].root}/journal"'
+    fleets.write_router(hosts.folder, {"add h2": lose})
+    ended = apply(hosts)
+    assert ended.code == 1
+    assert results(hosts) == {"h1": "done", "h2": "failed", "h3": "untouched", "h4": "untouched"}
+    assert "it is in the router" in ended.stdout, ended.told
+    assert [hosts.states()[name] for name in ("h1", "h2")] == ["patched"] * 2
+    assert sorted(hosts.routed()) == ["add h1", "add h2", "remove h1", "remove h2"]
+
+
+@pytest.mark.full
+def test_every_phase_renews_the_lease(tmp_path: Path) -> None:
+    with fleets.fleet(tmp_path, size=1) as fleet:
+        fleet["h1"].fail(wrong=2, patched=True)
+        started = begin(fleet)
+        journal_folder = fleet["h1"].root / "journal"
+        met = list(fleets.phases(journal_folder, lambda: started.poll() is None))
+        told = started.communicate(timeout=60)
+        assert results(fleet) == {"h1": "rolled back"}, told
+        forth = ["begun", "drain", "stop", "stopped", "change", "verify", "start", "gate"]
+        assert [one["phase"] for one in met] == [*forth, "hold", "restore", "gate"]
+        leases = [one["lease"] for one in met]
+        assert leases == sorted(set(leases))
+
+
+@pytest.mark.full
+def test_a_host_that_was_taken_over_is_left_alone(tmp_path: Path) -> None:
+    with fleets.fleet(tmp_path, size=1) as fleet:
+        host = fleet["h1"]
+        host.fail(slow=4, wrong=2, patched=True)
+        started = begin(fleet)
+        for one in fleets.phases(host.root / "journal", lambda: started.poll() is None):
+            if one["phase"] == "gate":
+                kept = journal.Journal(host.root / "journal", str(host.site))
+                kept.open("another", {}, lease=600, take_over=True)
+                break
+        fleets.write_service(host, before_stop=f'touch "{fleet.folder}/stopped"')
+        told, _ = started.communicate(timeout=60)
+        assert started.returncode == 1
+        assert "was taken over by another rollout" in told
+        assert results(fleet) == {"h1": "failed"}, told
+        assert not (fleet.folder / "stopped").exists()
+        assert fleet.routed() == ["remove h1"]
+        found = kept.read()
+        assert found
+        assert found["run"] == "another"
+
+
+def test_a_host_that_greets(tmp_path: Path) -> None:
+    with fleets.fleet(tmp_path, size=1) as fleet:
+        greeting = tmp_path / "greeting"
+        greeting.write_text(
+            f"#!/bin/sh\nprintf 'Welcome to {{'\n{fleets.PYTHON} \"$@\"\necho 'Good {{bye}}'\n"
+        )
+        greeting.chmod(0o755)
+        ended = fleet.tool("status", python=str(greeting))
+        assert ended.code == 0, ended.told
+        assert "pristine" in ended.stdout
+
+
 def begin(fleet: Fleet) -> subprocess.Popen[str]:
     return fleet.begin_tool("apply", "--json", str(fleet.folder / "report.json"))
 
@@ -300,12 +404,15 @@ def test_an_older_overlay_is_what_a_failed_upgrade_goes_back_to(hosts: Fleet) ->
     for host in hosts.hosts:
         host.halt()
         assert hosts.ask(host, "apply", bundle=older)["state_after"] == "patched"
+        # A server leaves bytecode, also of the older overlay: it once made a rollback impossible.
+        host.fail(bytecode=True)
         host.serve()
     refused = apply(hosts)
     assert refused.code == 1
     assert "set previous_bundle" in refused.stdout
     before = {host.name: content(host) for host in hosts.hosts}
-    hosts["h1"].fail(wrong=5, newer=True)
+    assert list(hosts["h1"].site.rglob("sglang_overlay/__pycache__/*.pyc"))
+    hosts["h1"].fail(wrong=5, newer=True, bytecode=True)
     ended = apply(hosts, previous_bundle=str(older))
     assert ended.code == 1
     assert results(hosts)["h1"] == "rolled back", ended.told
@@ -316,9 +423,9 @@ def test_an_older_overlay_is_what_a_failed_upgrade_goes_back_to(hosts: Fleet) ->
 
 
 def content(host: Host) -> dict[str, bytes]:
-    """Return every file of the host's tree but the receipt, which holds the time of the apply."""
+    """Return every file of the host's tree but bytecode and the receipt, which holds a time."""
     return {
         str(path.relative_to(host.site)): path.read_bytes()
         for path in host.site.rglob("*")
-        if path.is_file() and path.name != "receipt.json"
+        if path.is_file() and path.name != "receipt.json" and not fleets.is_bytecode(path)
     }

@@ -19,6 +19,7 @@ from ansible_collections.ddtree.sglang_overlay.plugins.module_utils import (
     tree,
     waves,
 )
+from ansible_collections.ddtree.sglang_overlay.plugins.plugin_utils import signature
 from click.testing import CliRunner
 from openssh import cli, hosts, report
 from openssh.board import Board
@@ -106,6 +107,25 @@ def test_a_journal_on_a_full_disk_leaves_nothing(
     assert found["phase"] == "begun"
 
 
+def test_a_rollback_holds_the_host_as_long_as_the_journal_is_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    kept = journal.Journal(tmp_path / "journal", "/t")
+    begun = kept.open("one", {"state": "pristine"}, lease=60, take_over=False)
+    held = kept.own("one", "hold", lease=600)
+    assert held["lease"] > begun["lease"] + 500
+    assert kept.read() == held
+    monkeypatch.setattr(os, "fsync", full)
+    assert kept.own("one", "restore", lease=600)["before"] == {"state": "pristine"}
+    monkeypatch.undo()
+    kept.open("two", {}, lease=60, take_over=True)
+    with pytest.raises(journal.JournalFault, match="taken over"):
+        kept.own("one", "restore", lease=600)
+
+
 def test_of_many_that_open_the_journal_at_once_one_wins(tmp_path: Path) -> None:
     kept, won, barrier = journal.Journal(tmp_path / "j", "/t"), [], threading.Barrier(8)
 
@@ -137,7 +157,26 @@ def test_the_digest_sees_every_byte_and_mode(tmp_path: Path) -> None:
     hooks.chmod(0o600)
     assert tree.digest(site) != first
     hooks.chmod(0o644)
-    (site / "sglang/srt/__pycache__").mkdir()
+    (site / "sglang/srt/empty").mkdir()
+    assert tree.digest(site) != first
+
+
+def test_the_digest_is_the_same_when_a_server_has_run(tmp_path: Path) -> None:
+    # With bytecode in it, an upgrade could not be rolled back once the older server had run.
+    site = patched_site("0.5.12.post1", tmp_path / "site-packages")
+    first = tree.digest(site)
+    for folder in (site / "sglang", site / "sglang_overlay"):
+        cache = folder / "__pycache__"
+        cache.mkdir()
+        assert tree.digest(site) == first
+        (cache / "__init__.cpython-311.pyc").write_bytes(b"bytecode")
+        (cache / "__init__.cpython-311.pyc.1234").write_bytes(b"byte")
+        assert tree.digest(site) == first
+        (cache / "other").write_bytes(b"")
+        assert tree.digest(site) != first
+        (cache / "other").unlink()
+    # Where Python takes it for a module of its own, it counts.
+    (site / "sglang/version.pyc").write_bytes(b"bytecode")
     assert tree.digest(site) != first
 
 
@@ -239,6 +278,69 @@ TOP = 'bundle = "b"\nallowed_signers = "a"\nsigner = "s"\n'
 def test_a_hosts_file_that_is_wrong(tmp_path: Path, text: str, told: str) -> None:
     with pytest.raises(hosts.HostsFault, match=told):
         hosts.read(write(tmp_path, text))
+
+
+HOST = '[hosts.h]\ntarget = "/t"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (f"{TOP}waves = [0]\n{HOST}", r"toml: waves: got \[0\], needed a list of numbers"),
+        (f'{TOP}waves = ["ten"]\n{HOST}', r"waves: got \['ten'\]"),
+        (f"{TOP}waves = []\n{HOST}", r"waves: got \[\]"),
+        (f'{TOP}ssh = "-v"\n{HOST}', r"ssh: got '-v', needed a list of texts"),
+        (f"{TOP}golden = 1\n{HOST}", "golden: got 1, needed a path"),
+        (TOP.replace('"b"', "5") + HOST, "toml: bundle: got 5, needed a path in quotes"),
+        (f'{TOP}{HOST}lease = "1800"\n', "hosts.h.lease: got '1800', needed a number of seconds"),
+        (f"{TOP}{HOST}lease = true\n", "hosts.h.lease: got True"),
+        (f"{TOP}{HOST}lease = nan\n", "hosts.h.lease: got nan"),
+        (f'{TOP}[defaults]\ndrain_limit = "x"\n{HOST}', "defaults.drain_limit: got 'x'"),
+        (f'{TOP}{HOST}require = "gpu"\n', "h.require: got 'gpu', needed a list of texts"),
+        (f"{TOP}{HOST}free_mib = 1.5\n", "free_mib: got 1.5, needed a whole number"),
+        (f"{TOP}{HOST}stop = 1\nstart = 2\n", "stop: got 1, .*; hosts.h.start: got 2"),
+        (f"hosts = 3\n{TOP}", r"hosts: got 3, needed a table: write \[hosts.NAME\]"),
+        (f"{TOP}[hosts]\nh = 3\n", r"hosts.h: got 3, needed a table: write \[hosts.h\]"),
+        (f"defaults = 3\n{TOP}{HOST}", "defaults: got 3, needed a table"),
+        (f"{TOP}{HOST}lease = 1200\n", r"lease \(1200 s\) has to be longer than ready_limit"),
+        (f"{TOP}{HOST}drain_limit = 3600\n", r"longer than drain_limit \(3600 s\)"),
+    ],
+)
+def test_a_value_that_is_wrong(tmp_path: Path, text: str, told: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(hosts.HostsFault, match=told):
+        hosts.read(path)
+    ended = CliRunner().invoke(cli.main, ["apply", "--check", "--hosts", str(path)])
+    assert ended.exit_code == 1
+    assert ended.output.startswith(f"Error: {path}: ")
+
+
+def test_a_hosts_file_in_another_encoding(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.toml"
+    path.write_bytes(f"# gr\xfc\xdfe\n{TOP}{HOST}".encode("latin-1"))
+    with pytest.raises(hosts.HostsFault, match=r"not UTF-8 \(byte 4\): save it as UTF-8"):
+        hosts.read(path)
+
+
+def test_a_key_that_cannot_sign_leaves_the_signature_that_is_there(tmp_path: Path) -> None:
+    product, key, kept = tmp_path / "b.pyz", tmp_path / "key", tmp_path / "b.pyz.sig"
+    product.write_bytes(b"product")
+    key.write_text("no key\n")
+    key.chmod(0o600)
+    kept.write_text("older")
+    words = ["sign", str(product), "--key", str(key)]
+    ended = CliRunner().invoke(cli.main, words)
+    assert ended.exit_code == 1
+    assert f"Error: {product} could not be signed with {key} (" in ended.output
+    assert "give a private key" in ended.output
+    assert kept.read_text() == "older"
+    assert sorted(tmp_path.iterdir()) == [product, kept, key]
+    key.unlink()
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    assert CliRunner().invoke(cli.main, words).exit_code == 0
+    allowed = tmp_path / "allowed"
+    allowed.write_text(f"me {(tmp_path / 'key.pub').read_text()}")
+    assert signature.verified(product, allowed_signers=allowed, signer="me")[0] == b"product"
 
 
 def test_a_hosts_file(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from ansible_collections.ddtree.sglang_overlay.plugins.module_utils import journal
@@ -223,12 +225,15 @@ def test_a_failed_upgrade_goes_back_to_the_older_overlay(hosts: Fleet) -> None:
     for host in hosts.hosts:
         host.halt()
         assert hosts.ask(host, "apply", bundle=older)["state_after"] == "patched"
+        # A server leaves bytecode, also of the older overlay: it once made a rollback impossible.
+        host.fail(bytecode=True)
         host.serve()
     refused = hosts.play("rollout")
     assert refused.code != 0
     assert "rollout_previous_bundle" in refused.stdout, refused.told
     before = {host.name: tree(host) for host in hosts.hosts}
-    hosts["h1"].fail(wrong=5, newer=True)
+    assert list(hosts["h1"].site.rglob("sglang_overlay/__pycache__/*.pyc"))
+    hosts["h1"].fail(wrong=5, newer=True, bytecode=True)
     ended = hosts.play("rollout", rollout_previous_bundle=str(older))
     assert ended.code != 0
     assert "h1 was rolled back and serves as before" in ended.stdout, ended.told
@@ -237,6 +242,95 @@ def test_a_failed_upgrade_goes_back_to_the_older_overlay(hosts: Fleet) -> None:
     ended = hosts.play("rollout", rollout_previous_bundle=str(older))
     assert ended.code == 0, ended.told
     assert set(hosts.states().values()) == {"patched"}
+
+
+@pytest.mark.full
+def test_a_router_that_takes_one_host_of_a_group_only(hosts: Fleet) -> None:
+    # h1 is in the router again, with requests, when the router refuses h2: it was once stopped so.
+    h1, cut_off = hosts["h1"], hosts.folder / "cut-off"
+    said = f"{h1.root}/faults.json"
+    come = f"""echo '{{"running": 3}}' >"{said}"; (sleep 4; rm "{said}") >/dev/null 2>&1 &"""
+    refuse = fleets.once(hosts.folder, "sleep 1; exit 7")
+    fleets.write_router(hosts.folder, {"add h1": come, "add h2": refuse})
+    fleets.write_service(h1, before_stop=f'test ! -e "{said}" || touch "{cut_off}"')
+    before = {host.name: host.look(folder_times=host.name > "h2") for host in hosts.hosts}
+    ended = hosts.play("rollout")
+    assert ended.code != 0
+    assert "h1 was rolled back and serves as before" in ended.stdout, ended.told
+    assert "h2 was rolled back and serves as before" in ended.stdout, ended.told
+    assert not cut_off.exists()
+    told = [line for line in hosts.routed() if line.endswith("h1")]
+    assert told == ["remove h1", "add h1"] * 2
+    for host in hosts.hosts:
+        now = host.look(folder_times=host.name > "h2")
+        assert_identical(before[host.name], now, host.name)
+
+
+@pytest.mark.full
+def test_a_router_that_does_not_answer(hosts: Fleet) -> None:
+    fleets.write_router(hosts.folder, {"add h2": fleets.once(hosts.folder, "exec sleep 30")})
+    ended = hosts.play("rollout", rollout_router_limit=3)
+    assert ended.code != 0
+    assert "h1 was rolled back and serves as before" in ended.stdout, ended.told
+    assert "h2 was rolled back and serves as before" in ended.stdout, ended.told
+    # Once more: now the router does not let go of h1, and that is what is told.
+    inside = hosts.folder / "inside"
+    calls = {"add h1": f"touch {inside}", "remove h1": f"test ! -e {inside}", "add h2": "exit 7"}
+    fleets.write_router(hosts.folder, calls)
+    ended = hosts.play("rollout")
+    assert ended.code != 0
+    assert "h1 could NOT be rolled back and may be in the router" in ended.stdout, ended.told
+    assert hosts.states()["h1"] == "patched"
+
+
+@pytest.mark.full
+def test_a_journal_that_cannot_be_closed_undoes_nothing(hosts: Fleet) -> None:
+    fleets.write_router(hosts.folder, {"add h2": f'rm -r "{hosts["h2"].root}/journal"'})
+    ended = hosts.play("rollout")
+    assert ended.code != 0
+    assert "h2: Close the journal" in ended.stdout, ended.told
+    assert "rolled back" not in ended.stdout, ended.told
+    assert [hosts.states()[name] for name in ("h1", "h2")] == ["patched"] * 2
+    assert not (hosts["h1"].root / "journal").exists()
+    assert sorted(hosts.routed()) == ["add h1", "add h2", "remove h1", "remove h2"]
+
+
+@pytest.mark.full
+def test_every_phase_renews_the_lease(tmp_path: Path) -> None:
+    with fleets.fleet(tmp_path, size=1) as fleet, ThreadPoolExecutor(1) as pool:
+        short = fleet.play("rollout", rollout_lease=5)
+        assert "rollout_lease (5 s) has to be longer than" in short.stdout, short.told
+        fleet["h1"].fail(wrong=2, patched=True)
+        play = pool.submit(fleet.play, "rollout")
+        met = list(fleets.phases(fleet["h1"].root / "journal", lambda: not play.done()))
+        assert "h1 was rolled back and serves as before" in play.result().stdout
+        forth = ["begun", "drain", "stop", "stopped", "change", "verify", "start", "gate"]
+        assert [one["phase"] for one in met] == [*forth, "rollback", "gate"]
+        leases = [one["lease"] for one in met]
+        assert leases == sorted(set(leases))
+
+
+@pytest.mark.full
+def test_a_host_that_was_taken_over_is_left_alone(tmp_path: Path) -> None:
+    with fleets.fleet(tmp_path, size=1) as fleet, ThreadPoolExecutor(1) as pool:
+        host = fleet["h1"]
+        host.fail(slow=4, wrong=2, patched=True)
+        play = pool.submit(fleet.play, "rollout")
+        kept = journal.Journal(host.root / "journal", str(host.site))
+        for one in fleets.phases(host.root / "journal", lambda: not play.done()):
+            if one["phase"] == "gate":
+                kept.open("another", {}, lease=600, take_over=True)
+                break
+        fleets.write_service(host, before_stop=f'touch "{fleet.folder}/stopped"')
+        ended = play.result()
+        assert ended.code != 0
+        assert "h1 was left alone" in ended.stdout, ended.told
+        assert "was taken over by another rollout" in ended.stdout
+        assert not (fleet.folder / "stopped").exists()
+        assert fleet.routed() == ["remove h1"]
+        found = kept.read()
+        assert found
+        assert found["run"] == "another"
 
 
 @pytest.mark.full
@@ -258,11 +352,11 @@ def test_a_bundle_that_is_not_rightly_signed_is_refused(hosts: Fleet, how: str) 
 
 
 def tree(host: Host) -> dict[str, bytes]:
-    """Return the content of the host's tree but for the receipt, which holds a time."""
+    """Return the content of the host's tree but for bytecode and the receipt with its time."""
     return {
         str(path.relative_to(host.site)): path.read_bytes()
         for path in host.site.rglob("*")
-        if path.is_file() and path.name != "receipt.json"
+        if path.is_file() and path.name != "receipt.json" and not fleets.is_bytecode(path)
     }
 
 

@@ -16,8 +16,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -398,7 +398,7 @@ def fleet(
     bundle = folder / "sglang-overlay.pyz"
     bundle.write_bytes(bundles.build())
     sign(bundle, folder)
-    _script(folder / "router", f'#!/bin/sh\necho "$1 $2" >>"{folder}/router.log"\n')
+    write_router(folder, {})
     if os.getuid() == 0:  # sshd's compiled-in folder for privilege separation
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     kinds = kinds or {}
@@ -466,6 +466,35 @@ def write_service(host: Host, *, before_stop: str = ":") -> None:
     stub = Path(__file__).with_name("stub_sglang.py")
     words = {**vars(host), "python": PYTHON, "stub": stub, "before_stop": before_stop}
     _script(host.service, _SERVICE.format(**words))
+
+
+def write_router(folder: Path, calls: Mapping[str, str]) -> None:
+    """Write the router's script; ``calls`` are shell commands for calls such as ``add h1``."""
+    cases = "".join(f'"{call}") {command} ;;\n' for call, command in calls.items())
+    log = f'echo "$1 $2" >>"{folder}/router.log"'
+    _script(folder / "router", f'#!/bin/sh\n{log}\ncase "$1 $2" in\n{cases}esac\n')
+
+
+def once(folder: Path, command: str) -> str:
+    """Return a shell command that does ``command`` the first time it is run."""
+    return f'test -e "{folder}/once" || {{ touch "{folder}/once"; {command}; }}'
+
+
+def is_bytecode(path: Path) -> bool:
+    """Tell whether ``path`` is bytecode, which every start of a server may write."""
+    return path.suffix == ".pyc"
+
+
+def phases(journal: Path, running: Callable[[], bool]) -> Iterator[dict[str, Any]]:
+    """Yield the journal in each phase that is met there while something is ``running``."""
+    last: object = None
+    while running():
+        with suppress(OSError, ValueError):
+            found = json.loads(next(journal.glob("*.json"), journal).read_text())
+            if found["phase"] != last:
+                last = found["phase"]
+                yield found
+        time.sleep(0.01)
 
 
 def cut(host: Host) -> str:

@@ -8,12 +8,14 @@ made from the prompt. Faults are told to it in a JSON file:
     wrong: so many prompts are answered otherwise.   running: requests that run until it is 0.
     patched: the faults above but ``running`` only show when it started with the overlay;
     newer: with an overlay that is not 0.0.9.
+    bytecode: when it starts, it leaves bytecode beside what it loads, as Python does.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import py_compile
 import re
 import sys
 import time
@@ -46,9 +48,12 @@ def main() -> None:
         version = loaded["overlay"] if loaded else None
         spared = {"patched": (None,), "newer": (None, "0.0.9")}
         if any(found.get(key) and version in spared[key] for key in spared):
-            return {"running": found.get("running", 0)}
+            return {key: found.get(key, 0) for key in ("running", "bytecode")}
         return found
 
+    if faults().get("bytecode"):
+        for source in (site / "sglang/version.py", *(site / "sglang_overlay").rglob("*.py")):
+            py_compile.compile(str(source), doraise=True)
     if faults().get("dead"):
         sys.exit("told to be dead")
 

@@ -111,6 +111,21 @@ class Journal:
             found = self._own(run)
             return self._write(run, {**known, **found["before"]}, phase, lease)
 
+    def own(self, run: str, phase: str, *, lease: float) -> Mapping[str, Any]:
+        """See that the journal is still this run's; take down the phase and renew the lease.
+
+        For a rollback: it goes on where the renewal cannot be written, as on a full disk.
+
+        Raises:
+            JournalFault: the journal is not this run's any more.
+        """
+        with self._locked():
+            found = self._own(run)
+            try:
+                return self._write(run, found["before"], phase, lease)
+            except JournalFault:
+                return found
+
     def close(self, run: str) -> None:
         """End: the host is whole again. An empty folder goes too.
 

@@ -9,20 +9,22 @@ from pathlib import Path
 PACKAGE = "sglang_overlay"
 # It holds the time of the apply, so going back to an older overlay writes another one.
 _RECEIPT = f"{PACKAGE}/_state/receipt.json"
+_CACHE = "__pycache__"
 
 
 def digest(site: Path) -> str:
     """Return one SHA-256 over everything of SGLang's and the overlay's below ``site``.
 
-    Path, kind, mode and bytes of every file, bytecode included, of the entries whose name begins
-    with ``sglang``. Two trees with one digest are the same byte for byte.
+    Path, kind, mode and bytes of every file of the entries whose name begins with ``sglang``. Two
+    trees with one digest are the same byte for byte, but for bytecode: a server that ran between
+    two looks wrote some, and the engine sees to it that none is left of text that is gone.
     """
     total = hashlib.sha256()
     tops = [top for top in site.iterdir() if top.name.startswith("sglang")]
     paths = {path for top in tops for path in (top, *top.rglob("*"))}
     for path in sorted(paths):
         name, mode = path.relative_to(site).as_posix(), path.lstat().st_mode
-        if name == _RECEIPT:
+        if name == _RECEIPT or _is_bytecode(path):
             continue
         if stat.S_ISLNK(mode):
             content = str(path.readlink()).encode()
@@ -30,6 +32,11 @@ def digest(site: Path) -> str:
             content = path.read_bytes() if stat.S_ISREG(mode) else b""
         total.update(f"{name}\0{mode:o}\0".encode() + hashlib.sha256(content).digest())
     return total.hexdigest()
+
+
+def _is_bytecode(path: Path) -> bool:
+    # The folder is made with its first file; a server that is killed leaves a NAME.pyc.NUMBER.
+    return path.name == _CACHE or (path.parent.name == _CACHE and ".pyc" in path.name)
 
 
 def place(site: Path) -> str:

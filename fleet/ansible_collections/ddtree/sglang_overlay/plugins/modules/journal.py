@@ -31,9 +31,12 @@ options:
     type: str
     required: true
   action:
-    description: What to do. C(free) only checks that no other run is at work.
+    description:
+      - What to do. C(free) only checks that no other run is at work.
+      - C(note) takes down O(phase) and renews the lease. C(own) does so for a rollback, which goes
+        on where the renewal cannot be written. Both fail where another run has taken the host.
     type: str
-    choices: [free, open, note, close]
+    choices: [free, open, note, own, close]
     required: true
   phase:
     description: The phase that begins.
@@ -95,7 +98,7 @@ def main() -> None:
             "run": {"type": "str", "required": True},
             "action": {
                 "type": "str",
-                "choices": ["free", "open", "note", "close"],
+                "choices": ["free", "open", "note", "own", "close"],
                 "required": True,
             },
             "phase": {"type": "str", "default": ""},
@@ -128,6 +131,8 @@ def main() -> None:
         elif given["action"] == "note":
             known = {"digest": tree.digest(Path(given["site"]))} if given["site"] else {}
             document = kept.note(run, given["phase"], lease=lease, **known)
+        elif given["action"] == "own":
+            document = kept.own(run, given["phase"], lease=lease)
         else:
             kept.close(run)
     except journal.JournalFault as fault:

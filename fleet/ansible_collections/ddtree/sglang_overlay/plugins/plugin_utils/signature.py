@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
+import tempfile
 from pathlib import Path
 
 NAMESPACE = "sglang-overlay"
@@ -14,15 +16,41 @@ class SignatureFault(Exception):
 
 
 def sign(bundle: Path, key: Path) -> Path:
-    """Sign ``bundle`` with the private ``key``; return the signature's file, beside it."""
+    """Sign ``bundle`` with the private ``key``; return the signature's file, beside it.
+
+    Raises:
+        SignatureFault: it could not be signed. A signature that was there before is still there.
+    """
     signature = bundle.with_name(f"{bundle.name}.sig")
-    signature.unlink(missing_ok=True)
-    subprocess.run(
-        ["ssh-keygen", "-q", "-Y", "sign", "-f", str(key), "-n", NAMESPACE, str(bundle)],
-        check=True,
-        capture_output=True,
+    try:
+        done = subprocess.run(
+            ["ssh-keygen", "-q", "-Y", "sign", "-f", str(key), "-n", NAMESPACE],
+            input=bundle.read_bytes(),
+            capture_output=True,
+            check=False,
+        )
+        if done.returncode == 0 and done.stdout:
+            _replace(signature, done.stdout)
+            return signature
+    except OSError as error:
+        raise SignatureFault(f"{bundle} could not be signed: {error}") from error
+    said = done.stderr.decode(errors="replace").strip()
+    raise SignatureFault(
+        f"{bundle} could not be signed with {key} ({said}): give a private key that ssh-keygen "
+        "can read; nothing was written"
     )
-    return signature
+
+
+def _replace(path: Path, content: bytes) -> None:
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as staged:
+        try:
+            staged.write(content)
+            staged.flush()
+            os.fchmod(staged.fileno(), 0o644)
+            Path(staged.name).replace(path)
+        except OSError:
+            Path(staged.name).unlink()
+            raise
 
 
 def verified(bundle: Path, *, allowed_signers: Path, signer: str) -> tuple[bytes, str]:
