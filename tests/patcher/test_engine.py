@@ -517,7 +517,8 @@ def test_ctrl_c_while_a_change_is_put_back_tells_why(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_: object) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
+        # To this thread alone: a worker of pytest-xdist has others, which do not defer it.
+        signal.raise_signal(signal.SIGINT)
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
