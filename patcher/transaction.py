@@ -242,7 +242,9 @@ def _take_over(staging: Path) -> None:
         moved = max(os.stat(staging).st_mtime, os.stat(mark).st_mtime)
     except OSError:
         return  # it died before it had a name
-    if owner.split()[:1] == name.split()[:1]:
+    # The same of an empty one. A live run of another host that had got no further finds out when it
+    # looks for its name, before it changes anything.
+    if owner.split()[:1] in ([], name.split()[:1]):
         return
     if abs(time.time() - moved) < _SILENCE:
         raise _held(

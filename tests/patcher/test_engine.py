@@ -494,6 +494,18 @@ def test_a_staging_folder_that_another_host_took_away_before_it_had_a_name(
     assert hooked_file(site).read_bytes() == hooked_file(wheels.tree(RELEASE)).read_bytes()
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_a_run_that_was_killed_before_it_wrote_its_name_holds_nobody_up(
+    site: Path, *, named: bool
+) -> None:
+    staging = site / transaction.STAGING
+    staging.mkdir()
+    if named:
+        (staging / "owner").touch()
+    assert (apply(site).exit_code, status(site)) == (0, TreeState.PATCHED)
+    assert not staging.exists()
+
+
 @pytest.mark.parametrize("age", [-4000, 0, 100, 130, 4000])
 def test_what_a_run_on_another_host_left_is_taken_over_after_a_while(
     age: int, site: Path, hosts: Callable[[str], None]
