@@ -240,7 +240,7 @@ def _take_over(staging: Path) -> None:
     try:
         owner = files.read(mark)
         moved = max(os.stat(staging).st_mtime, os.stat(mark).st_mtime)
-    except OSError:
+    except FileNotFoundError:
         return  # it died before it had a name
     # The same of an empty one. A live run of another host that had got no further finds out when it
     # looks for its name, before it changes anything.

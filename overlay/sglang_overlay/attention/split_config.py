@@ -58,8 +58,9 @@ WGMMA = SplitConfig(rows=64, tile=64, warps=16, stages=2, kernel="wgmma")
 MMA = SplitConfig(rows=64, tile=16, warps=8, stages=4, least_tiles=8, kernel="mma")
 # A candidate for its place, once a GPU has timed it.
 MMA_LAGGED = replace(MMA, lagged=True)
-# Triton's for any GPU and the interpreter. Both fit 101,376 B of shared memory; with more rows, the
-# tile of cache rows would have to be so low that the whole is slower.
+# Triton's, for the interpreter: it runs no Gluon. On a GPU they are only timed beside the others.
+# Both fit 101,376 B of shared memory; with more rows, the tile of cache rows would have to be so
+# low that the whole is slower.
 SAFE = SplitConfig(rows=32, tile=32, warps=4, stages=2)
 # Converting from fp8 takes registers, and loads two tiles ahead would spill.
 SAFE_FP8 = SplitConfig(rows=64, tile=16, warps=8, stages=1)
@@ -70,7 +71,7 @@ def choose_config(capability: int, *, fp8: bool) -> SplitConfig:
 
     sm_90 has a kernel of its own. From sm_80 on, others get the kernel of mma.sync, which
     needs no more than sm_89 and sm_120 have: 101,376 B of shared memory, and no spills. On an H200
-    it takes 1.2 to 2.3 times as long as what sm_90 has; those GPUs themselves were not at hand.
+    it takes 1.1 to 2.3 times as long as what sm_90 has; those GPUs themselves were not at hand.
     """
     if capability == 90:
         return WGMMA

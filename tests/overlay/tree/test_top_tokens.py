@@ -124,5 +124,6 @@ def test_they_compile_for_a_gpu(capability: int, tmp_path: Path) -> None:
         {"kernel": "merge_tokens", "k": 63, "finish": True},
     ]
     for needs in compiled("gpu_compile", capability, cases, tmp_path):
-        assert needs["stack"] <= 16, needs
+        # One of them has 8 B on sm_90, two registers' worth.
+        assert needs["stack"] <= 8, needs
         assert needs["registers"] <= 128, needs
