@@ -8,7 +8,6 @@ Per shape, one layer's attention of a verify step with a random tree:
 - ``slots``     the same with pages of 1, every row at a random place
 - ``mma``       the portable engine with the kernel that sm_120 gets, compiled for this GPU, and
   ``mma_slots`` with pages of 1
-- ``mma_lagged``  the same with outputs that lag, which could take its place
 - ``triton``    the portable engine with the Triton kernel that ``mma`` replaced
 - ``stock``     SGLang's Triton verify kernel under the same tree's FULL_MASK, and ``stock_slots``
   with pages of 1
@@ -43,7 +42,6 @@ from sglang_overlay.attention.plan import PlanSizes, VerifyPlan
 from sglang_overlay.attention.portable import PortableEngine
 from sglang_overlay.attention.split_config import (
     MMA,
-    MMA_LAGGED,
     SAFE,
     SAFE_FP8,
     SplitConfig,
@@ -196,7 +194,6 @@ def measure(
         "slots": ways.portable(scattered=True),
         "mma": ways.portable(MMA),
         "mma_slots": ways.portable(MMA, scattered=True),
-        "mma_lagged": ways.portable(MMA_LAGGED),
         "triton": ways.portable(SAFE_FP8 if case.fp8 else SAFE),
     }
     row: dict[str, Any] = dict(zip(("requests", "context", "heads", "nodes"), shape, strict=True))
@@ -216,7 +213,7 @@ def measure(
             rounds[name].append(replay_time(graph, repeats) / case.layers)
     row |= {name: statistics.median(times) for name, times in rounds.items()}
     row["portable_over_chain"] = ratio(rounds["portable"], rounds["chain"])
-    for name in ("mma", "mma_lagged", "triton"):
+    for name in ("mma", "triton"):
         if name in rounds:
             row[f"{name}_over_portable"] = ratio(rounds[name], rounds["portable"])
     row["kernels_us"] = kernel_times(calls["portable"][0])
@@ -247,10 +244,9 @@ def markdown(info: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         "others pages of 64.",
         "",
         "| bs | context | heads | tree | KV | floor | chain | adapter | portable | ÷ chain | slots "
-        "| sm_120's (mma) | ÷ portable | mma, lagged | ÷ portable "
-        "| triton | ÷ portable | stock | ÷ portable | wanted "
+        "| sm_120's (mma) | ÷ portable | triton | ÷ portable | stock | ÷ portable | wanted "
         "| stock slots | ÷ slots |",
-        "|" + "---|" * 22,
+        "|" + "---|" * 20,
     ]
     return "\n".join([*lines, *map(markdown_row, rows)]) + "\n"
 
@@ -261,7 +257,7 @@ def markdown_row(row: dict[str, Any]) -> str:
     cells = [*map(str, shape), row["cache"]]
     cells += [f"{row[key]:.4f}" for key in ("floor", "chain", "adapter", "portable")]
     cells += [f"{row['portable_over_chain']:.2f}", f"{row['slots']:.4f}"]
-    for name in ("mma", "mma_lagged", "triton"):
+    for name in ("mma", "triton"):
         timed = name in row
         cells += [f"{row[name]:.4f}", f"{row[f'{name}_over_portable']:.2f}"] if timed else [""] * 2
     if "stock" in row:
@@ -296,7 +292,6 @@ def main() -> None:
             "portable": asdict(choose_config(number, fp8=False)),
             "portable fp8": asdict(choose_config(number, fp8=True)),
             "mma": asdict(MMA),
-            "mma_lagged": asdict(MMA_LAGGED),
             "triton": asdict(SAFE),
             "triton fp8": asdict(SAFE_FP8),
         },

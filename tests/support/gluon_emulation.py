@@ -81,7 +81,12 @@ class Value:
             assert bitcast
             assert self.data == 0, "only whole tensors are seen as another type"
             return Value(self.data, None, self.memory.view(_TO_TORCH[str(dtype.element_ty)]))
-        return Value(self.data.to(_TO_TORCH[str(dtype)]), self.layout)
+        kind = _TO_TORCH[str(dtype)]
+        return Value(self.data.view(kind) if bitcast else self.data.to(kind), self.layout)
+
+    def reshape(self, shape: Sequence[int]) -> Value:
+        # Its layout is the compiler's; `convert_layout` names one.
+        return Value(self.data.reshape(tuple(shape)), ("reshaped", self.layout))
 
     def __getitem__(self, slices: tuple[Any, ...]) -> Value:
         data, layout = self.data, self.layout
@@ -431,6 +436,8 @@ class Emulation:
         assert target.data.shape == pointer.data.shape, (target.data.shape, pointer.data.shape)
         assert target.data.dtype == pointer.memory.dtype, (target.data.dtype, pointer.memory.dtype)
         assert not target.read.any(), "copied over before every warp passed a barrier"
+        if mask is not None and mask.layout is None:
+            mask = Value(mask.data.expand(pointer.data.shape), pointer.layout)
         live = _live(pointer, mask)
         values = _gathered(pointer, mask, NAN)
 

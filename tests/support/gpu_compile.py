@@ -150,7 +150,6 @@ def compile_split_prefix(
     stages: int,
     kind: str = "triton",
     fp8: bool = False,
-    lagged: bool = False,
     ptx: bool = False,
 ) -> dict[str, Any]:
     """Compile one specialisation for contiguous bf16 queries and a bf16 or fp8 cache.
@@ -171,8 +170,6 @@ def compile_split_prefix(
         kernel = {"wgmma": split_prefix_hopper_kernel, "mma": split_prefix_mma_kernel}[kind]
         if kind == "wgmma":
             sizes["num_warps"] = warps // 4  # of one role of four
-        else:
-            sizes["LAG"] = lagged
         done = _finished(kernel.warmup(*tensors, *scalars, **sizes))
         return resources(done) | ({"ptx": done.asm["ptx"]} if ptx else {})
     tiles = {"LATENT": 512, "ROPE": 64, "ROWS": rows, "TILE": tile, "num_stages": stages}

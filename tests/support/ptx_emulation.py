@@ -354,9 +354,13 @@ class Block:
                     # Other warps see it only behind a barrier.
                     self.shared.writer[spots[:, ::4] // 4] = warp[:, None]
         else:
-            target, source, width, _ = operands
+            target, source, width, taken = operands
             size = int(width, 0)
-            bytes_ = self.memory.bytes[self.memory.spots(self.address(source)[live], size)]
+            # What is not taken from memory is zero.
+            some = live if taken == width else live & (self.value(taken, "b32") == size)
+            bytes_ = np.zeros((live.size, size), np.uint8)
+            bytes_[some] = self.memory.bytes[self.memory.spots(self.address(source)[some], size)]
+            bytes_ = bytes_[live]
             spots = self.shared.claim(self.address(target)[live], size, self.warp[live])
             self.shared.bytes[spots] = 0xFF
             self.shared.pending[spots[:, ::4] // 4] = True
@@ -365,6 +369,11 @@ class Block:
     def _do_bar(self, marks: list[str], operands: list[str], live: Lanes) -> None:
         assert live.all()
         self.shared.barrier()
+
+    def _do_redux(self, marks: list[str], operands: list[str], live: Lanes) -> None:
+        assert marks == ["sync", "min", "s32"]
+        lowest = self.value(operands[1], "s32").reshape(-1, 32).min(axis=1)
+        self.put(operands[0], lowest.repeat(32), live)
 
     def _do_shfl(self, marks: list[str], operands: list[str], live: Lanes) -> None:
         assert marks[1] == "bfly"

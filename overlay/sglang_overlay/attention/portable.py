@@ -143,9 +143,7 @@ class PortableEngine:
         elif self.config.kernel == "mma":
             from sglang_overlay.attention.kernels.split_prefix_mma import split_prefix_mma_kernel
 
-            split_prefix_mma_kernel[grid](
-                *tensors, **sizes, LAG=self.config.lagged, num_warps=warps
-            )
+            split_prefix_mma_kernel[grid](*tensors, **sizes, num_warps=warps)
         else:
             split_prefix_kernel[grid](
                 *tensors,

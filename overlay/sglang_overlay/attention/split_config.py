@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 MAX_WAVES = 4
@@ -20,8 +20,6 @@ class SplitConfig:
     program, ``stages`` tiles in flight; ``least_tiles`` in a part, so that short prefixes are not
     split to dust; ``resident`` programs per multiprocessor. ``kernel`` is Triton's, for any
     tiles, or one of Gluon, with its tiles built in: ``wgmma`` for sm_90, ``mma`` for sm_80 on.
-
-    With ``lagged``, the kernel ``mma`` adds up a tile's outputs beside the next tile's softmax.
     """
 
     rows: int
@@ -31,20 +29,14 @@ class SplitConfig:
     least_tiles: int = 2
     resident: int = 1
     kernel: Literal["triton", "wgmma", "mma"] = "triton"
-    lagged: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse tiles and an order that the kernel has not.
+        """Refuse tiles that the kernel has not.
 
         Raises:
-            ValueError: rows, tile or warps are not those of a kernel that has them built in, or
-                the kernel cannot lag.
+            ValueError: rows, tile or warps are not those of a kernel that has them built in.
 
         """
-        if self.lagged and self.kernel != "mma":
-            raise ValueError(
-                f"lagged: got True for kernel {self.kernel}, needed False; only mma's outputs lag"
-            )
         tiles = (self.rows, self.tile, self.warps)
         needed = _BUILT_IN.get(self.kernel, tiles)
         if tiles != needed:
@@ -56,8 +48,6 @@ class SplitConfig:
 
 WGMMA = SplitConfig(rows=64, tile=64, warps=16, stages=2, kernel="wgmma")
 MMA = SplitConfig(rows=64, tile=16, warps=8, stages=4, least_tiles=8, kernel="mma")
-# A candidate for its place, once a GPU has timed it.
-MMA_LAGGED = replace(MMA, lagged=True)
 # Triton's, for the interpreter: it runs no Gluon. On a GPU they are only timed beside the others.
 # Both fit 101,376 B of shared memory; with more rows, the tile of cache rows would have to be so
 # low that the whole is slower.

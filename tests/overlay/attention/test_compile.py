@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sglang_overlay.attention.split_config import MMA, MMA_LAGGED, SplitConfig, choose_config
+from sglang_overlay.attention.split_config import MMA, SplitConfig, choose_config
 from sglang_overlay.attention.tree_merge import choose_tiles
 
 from tests.support.compilation import SHARED_LIMIT, compiled
@@ -69,8 +69,6 @@ def split_case(
 ) -> dict[str, Any]:
     config = config or choose_config(capability, fp8=fp8)
     tiles = {name: getattr(config, name) for name in ("rows", "tile", "warps", "stages")}
-    if config.kernel == "mma":
-        tiles["lagged"] = config.lagged
     return {
         "kernel": "split_prefix",
         "kind": config.kernel,
@@ -112,20 +110,17 @@ def check_mma(capability: int, pages: tuple[int, ...], tmp_path: Path) -> None:
     """See that the kernel fits sm_120 wherever it is compiled for, as its docstring counts."""
     dtypes = (False, True) if capability >= 89 else (False,)
     cases = [
-        split_case(capability, page=page, fp8=fp8, config=config)
-        for config in (MMA, MMA_LAGGED)
-        for page in pages
-        for fp8 in dtypes
+        split_case(capability, page=page, fp8=fp8, config=MMA) for page in pages for fp8 in dtypes
     ]
     for case, needs in needed(capability, cases, tmp_path):
         assert needs["shared"] <= SHARED_LIMIT[120], (case, needs)
         assert needs["stack"] == 0, (case, needs)
-        # Products of five or six tiles' scores and four tiles' outputs, for 68 a tile and warp.
-        scores = 6 if case["lagged"] else 5
-        assert needs["mma"] == scores * 36 + 4 * 32
+        # Products of six tiles' scores, two of them before the loop, and four tiles' outputs, for
+        # 68 a tile and warp.
+        assert needs["mma"] == 6 * 36 + 4 * 32
         # 17 for a tile: 9 of keys, 4 of values, 4 of weights. The queries are loaded once. In fp8
         # half as many bring the keys, and none the values or the queries.
-        assert needs["ldmatrix"] == (scores * 5 + 4 * 4 if case["fp8"] else scores * 9 + 4 * 8 + 18)
+        assert needs["ldmatrix"] == (6 * 5 + 4 * 4 if case["fp8"] else 6 * 9 + 4 * 8 + 18)
 
 
 def test_the_mma_kernel_fits_sm_120_without_spilling(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from sglang_overlay.attention.kernels import split_prefix_mma
-from sglang_overlay.attention.split_config import MMA, MMA_LAGGED, SplitConfig
+from sglang_overlay.attention.split_config import MMA
 
 from tests.support.closeness import assert_close
 from tests.support.compilation import compiled
@@ -20,9 +20,7 @@ from tests.support.verify_case import VerifyCase, make_case
 NODES, HEADS = 9, 8
 
 
-def compile_for(
-    capability: int, page: int, folder: Path, *, fp8: bool = False, config: SplitConfig = MMA
-) -> dict[str, Any]:
+def compile_for(capability: int, page: int, folder: Path, *, fp8: bool = False) -> dict[str, Any]:
     """Return the kernel's PTX and its shared memory, for 9 nodes × 8 heads."""
     case = {
         "kernel": "split_prefix",
@@ -32,8 +30,8 @@ def compile_for(
         "page": page,
         "fp8": fp8,
     }
-    names = ("rows", "tile", "warps", "stages", "lagged")
-    tiles = {name: getattr(config, name) for name in names}
+    names = ("rows", "tile", "warps", "stages")
+    tiles = {name: getattr(MMA, name) for name in names}
     needs: dict[str, Any] = compiled(
         "gpu_compile", capability, [case | tiles | {"ptx": True}], folder
     )[0]
@@ -43,11 +41,6 @@ def compile_for(
 @pytest.fixture(scope="module")
 def on_sm_120(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return compile_for(120, 1, tmp_path_factory.mktemp("cache"))
-
-
-@pytest.fixture(scope="module")
-def lagged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return compile_for(120, 1, tmp_path_factory.mktemp("cache"), config=MMA_LAGGED)
 
 
 class Launcher:
@@ -106,19 +99,6 @@ def test_fp8(tmp_path: Path) -> None:
     check(ragged(64, fp8=True), needs["ptx"], needs["shared"], 64)
 
 
-def test_outputs_that_lag(lagged: dict[str, Any]) -> None:
-    case = rising_case(NODES, HEADS, torch.bfloat16)
-    check(case, lagged["ptx"], lagged["shared"], 1)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(("capability", "page"), [(89, 1), (90, 64), (120, 64)])
-def test_every_gpus_code_that_lags(capability: int, page: int, tmp_path: Path) -> None:
-    for fp8 in (False, True):
-        needs = compile_for(capability, page, tmp_path, fp8=fp8, config=MMA_LAGGED)
-        check(ragged(page, fp8=fp8), needs["ptx"], needs["shared"], page)
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("page", [1, 64])
 @pytest.mark.parametrize("capability", [80, 89, 90, 120])
@@ -139,12 +119,6 @@ FAULTS = [
 @pytest.mark.parametrize(("line", "changed"), FAULTS)
 def test_a_fault_in_the_code_is_seen(line: str, changed: str, on_sm_120: dict[str, Any]) -> None:
     check_fault(line, changed, on_sm_120)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(("line", "changed"), FAULTS)
-def test_a_fault_where_outputs_lag_is_seen(line: str, changed: str, lagged: dict[str, Any]) -> None:
-    check_fault(line, changed, lagged)
 
 
 def check_fault(line: str, changed: str, needs: dict[str, Any]) -> None:

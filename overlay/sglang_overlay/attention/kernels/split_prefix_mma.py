@@ -3,10 +3,10 @@
 Compiled for sm_80 to sm_120, and checked on a CPU, source and PTX. Of GPUs it has run on an H200
 alone; `benchmarks/verify_portable.py` times it there.
 
-What a tile of 16 keys takes for 64 rows: shared memory serves 128 B per clock, in 1,032 accesses,
+What a tile of 16 keys takes for 64 rows: shared memory serves 128 B per clock, in 978 accesses,
 none in conflict: 144 for the copies, 288 for keys (read by two halves of the rows), 128 for values
 (read once), 256 for shares of the scores, written and read, 144 for weights, written once and read
-by eight warps, 72 for factors of the scaling. The products, 64 × 16 × 1,088, take 1,088 clocks at
+by eight warps, 18 for factors of the scaling. The products, 64 × 16 × 1,088, take 1,088 clocks at
 the 1,024 per clock that mma.sync does on sm_80 (about as many on sm_90), and 2,176 at the 512 of
 sm_89 and sm_120. So tensor cores bound it, with shared memory close behind on sm_80 and sm_90; on
 sm_120, where a multiprocessor gets about 4 B per clock from memory, that binds up to 128 rows.
@@ -36,11 +36,18 @@ TILE = gl.constexpr(16)
 STAGES = gl.constexpr(4)
 # Weights are relative to an old maximum until a score is higher by this, in powers of two.
 SLACK = gl.constexpr(8.0)
+# The bits of 1.0.
+ONE = gl.constexpr(0x3F800000)
 
 # Layouts of registers: shares of the scores by group, a tile's scores, outputs, copies.
 SHARES = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [4, 2, 1], [1, 16, 8]))
 SCORES = gl.constexpr(gl.BlockedLayout([1, 4], [8, 4], [8, 1], [1, 0]))
 SCORE_ROWS = gl.constexpr(gl.SliceLayout(1, SCORES))
+# A thread's four scores of a row by themselves; and a row's factor in all threads of a warp.
+FOURS = gl.constexpr(gl.BlockedLayout([1, 1, 4], [8, 4, 1], [8, 1, 1], [2, 1, 0]))
+SUMS_OF_THREADS = gl.constexpr(gl.SliceLayout(2, FOURS))
+ROWS_OF_THREADS = gl.constexpr(gl.SliceLayout(1, SUMS_OF_THREADS))
+ROWS_OF_WARP = gl.constexpr(gl.BlockedLayout([2], [32], [8], [0]))
 OUTPUTS = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [1, 8], [16, 8]))
 OUTPUT_ROWS = gl.constexpr(gl.SliceLayout(1, OUTPUTS))
 LATENT_COPY = gl.constexpr(gl.BlockedLayout([1, 1, 8], [1, 2, 16], [1, 8, 1], [2, 1, 0]))
@@ -78,16 +85,20 @@ def find_pages(table, position, length, PAGE: gl.constexpr):
 
 @gluon.jit
 def copy_columns(
-    target, base, rows, first: gl.constexpr, count: gl.constexpr, layout: gl.constexpr
+    target, base, rows, wanted, first: gl.constexpr, count: gl.constexpr, layout: gl.constexpr
 ):
-    """Copy GROUPS chunks of ``count`` columns from the ``first`` on of the rows at ``rows``."""
+    """Copy GROUPS chunks of ``count`` columns from the ``first`` on of the rows at ``rows``.
+
+    Nothing is copied where ``wanted`` is given and false: a branch would keep the compiler from
+    moving what comes before past what comes behind.
+    """
     of_rows: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, layout))
     rows = gl.convert_layout(rows, of_rows, assert_trivial=True)
     group = gl.arange(0, GROUPS, gl.SliceLayout(1, gl.SliceLayout(2, layout)))
     column = gl.arange(0, count, gl.SliceLayout(0, gl.SliceLayout(1, layout)))
     source = base + rows[None, :, None] + first
     async_copy.async_copy_global_to_shared(
-        target, source + group[:, None, None] * count + column[None, None, :]
+        target, source + group[:, None, None] * count + column[None, None, :], mask=wanted
     )
 
 
@@ -99,12 +110,12 @@ def locate(page, position, length, stride, PAGE: gl.constexpr):
 
 
 @gluon.jit
-def fetch(latents, ropes, cache, rows, BYTES: gl.constexpr):
-    """Copy the tile whose rows are at ``rows``."""
+def fetch(latents, ropes, cache, rows, wanted, BYTES: gl.constexpr):
+    """Copy the tile whose rows are at ``rows``, unless ``wanted`` is false."""
     latent_copy: gl.constexpr = LATENT_COPY_8 if BYTES == 1 else LATENT_COPY
     rope_copy: gl.constexpr = ROPE_COPY_8 if BYTES == 1 else ROPE_COPY
-    copy_columns(latents, cache, rows, 0, CHUNK, latent_copy)
-    copy_columns(ropes, cache, rows, GROUPS * CHUNK, ROPE_CHUNK, rope_copy)
+    copy_columns(latents, cache, rows, wanted, 0, CHUNK, latent_copy)
+    copy_columns(ropes, cache, rows, wanted, GROUPS * CHUNK, ROPE_CHUNK, rope_copy)
 
 
 @gluon.jit
@@ -127,7 +138,8 @@ def score_tile(q_low, q_high, q_rope, latents, ropes, WIDTH: gl.constexpr):
 def weigh(shares, top, total, position, end, score_scale):
     """Return the weights of a tile's columns before ``end``, and what rows fade by; and the sums.
 
-    The scores are the ``shares`` added up; ``top`` and ``total`` are the rows' maxima and sums.
+    The scores are the ``shares`` added up; ``top`` are the rows' maxima, and ``total`` their sums,
+    a part for each thread that has columns of the row.
     """
     share = shares._reinterpret(gl.float32, [GROUPS, ROWS, TILE], SUMS_OF_GROUP)
     score = share.index(0).load(SCORES) + share.index(1).load(SCORES)
@@ -138,7 +150,9 @@ def weigh(shares, top, total, position, end, score_scale):
     higher = gl.where(highest > top + SLACK, highest, top)
     fade = gl.exp2(top - higher)
     part = gl.exp2(score - higher[:, None])
-    total = total * fade + gl.sum(part, axis=1)
+    by = gl.convert_layout(fade, ROWS_OF_THREADS, assert_trivial=True)
+    fours = gl.convert_layout(part.reshape([ROWS, TILE // 4, 4]), FOURS, assert_trivial=True)
+    total = total * by[:, None] + gl.sum(fours, axis=2)
     return part, fade, higher, total
 
 
@@ -178,20 +192,17 @@ def split_prefix_mma_kernel(
     NODES: gl.constexpr,
     HEADS: gl.constexpr,
     PAGE: gl.constexpr,
-    LAG: gl.constexpr,
 ):
     """Do what `split_prefix.split_prefix_kernel` does, for 64 rows and tiles of 16.
 
-    Two barriers a tile. Behind the first, the softmax of the tile's scores runs beside products of
-    the next tile's; behind the second, the rest of these beside what the outputs wait for. The
-    outputs are scaled only when a row's scores have risen by more than SLACK, which float32 and the
-    16-bit weights bear, and which is rare. Four tiles are held, two of them on their way.
+    Two barriers a tile, and its outputs come an interval after its scores: behind the first barrier
+    the softmax of the next tile runs beside products of this one's outputs, which do not wait for
+    it, and behind the second the scores of the tile after the next. No product waits for a softmax.
+    The outputs are scaled only when a row's scores have risen by more than SLACK, which float32 and
+    the 16-bit weights bear, and which is rare. Four tiles are held, up to two of them on their way.
 
-    With LAG a tile's outputs come an interval later: behind the first barrier the softmax of the
-    next tile runs beside products of this one's outputs, which do not wait for it, and behind the
-    second the scores of the tile after the next. No product then waits for a softmax. For an fp8
-    cache the queries are then rounded to float16, as the kernel of sm_90 does, which leaves one
-    conversion of a key where there are two else, the second at 16 numbers a clock.
+    For an fp8 cache the queries are rounded to float16, as the kernel of sm_90 does, which leaves
+    one conversion of a key where there are two else, the second at 16 numbers a clock.
     """
     worker = gl.program_id(1).to(gl.int64)
     start = gl.load(work + worker * 4 + 1)
@@ -203,7 +214,6 @@ def split_prefix_mma_kernel(
         WIDTH: gl.constexpr = 4 if BYTES == 1 else 2
         # float16 holds every fp8 number, and costs fewer instructions to come to.
         mixed: gl.constexpr = gl.float16 if BYTES == 1 else dtype
-        asked: gl.constexpr = mixed if LAG else dtype
         wide: gl.constexpr = WIDE_8 if BYTES == 1 else WIDE
         wide_of_group: gl.constexpr = WIDE_8_OF_GROUP if BYTES == 1 else WIDE_OF_GROUP
         narrow: gl.constexpr = NARROW_8 if BYTES == 1 else NARROW
@@ -219,17 +229,17 @@ def split_prefix_mma_kernel(
         # Dead before the tiles come, which then take their place; for fp8 the rope columns stay.
         staged = gl.allocate_shared_memory(dtype, [GROUPS, ROWS, CHUNK], WIDE)
         staged_rope = gl.allocate_shared_memory(dtype, [GROUPS, ROWS, ROPE_CHUNK], QUERY_NARROW)
-        copy_columns(staged, query, q_row, 0, CHUNK, LATENT_COPY)
-        copy_columns(staged_rope, query, q_row, GROUPS * CHUNK, ROPE_CHUNK, ROPE_COPY)
+        copy_columns(staged, query, q_row, None, 0, CHUNK, LATENT_COPY)
+        copy_columns(staged_rope, query, q_row, None, GROUPS * CHUNK, ROPE_CHUNK, ROPE_COPY)
         async_copy.commit_group()
         page0 = find_pages(table, start, length, PAGE)
         page1 = find_pages(table, start + TILE, length, PAGE)
         page2 = find_pages(table, start + 2 * TILE, length, PAGE)
         page = find_pages(table, start + 3 * TILE, length, PAGE)
         async_copy.wait_group(0)
-        q_low = staged.slice(0, HALF, 2).load(gl.DotOperandLayout(0, SHARES, WIDTH)).to(asked)
-        q_high = staged.slice(HALF, HALF, 2).load(gl.DotOperandLayout(0, SHARES, WIDTH)).to(asked)
-        q_rope = staged_rope.load(gl.DotOperandLayout(0, SHARES, WIDTH)).to(asked)
+        q_low = staged.slice(0, HALF, 2).load(gl.DotOperandLayout(0, SHARES, WIDTH)).to(mixed)
+        q_high = staged.slice(HALF, HALF, 2).load(gl.DotOperandLayout(0, SHARES, WIDTH)).to(mixed)
+        q_rope = staged_rope.load(gl.DotOperandLayout(0, SHARES, WIDTH)).to(mixed)
 
         k0 = gl.allocate_shared_memory(stored, [GROUPS, TILE, CHUNK], wide)
         k1 = gl.allocate_shared_memory(stored, [GROUPS, TILE, CHUNK], wide)
@@ -242,109 +252,73 @@ def split_prefix_mma_kernel(
         latents = (k0, k1, k2, k3)
         ropes = (r0, r1, r2, r3)
         shares = gl.allocate_shared_memory(gl.float32, [GROUPS, ROWS, TILE], SUMS)
-        weight = gl.allocate_shared_memory(mixed, [ROWS, TILE], WEIGHTS)
-        weights = (weight, weight)
-        if LAG:
-            weights = (weight, gl.allocate_shared_memory(mixed, [ROWS, TILE], WEIGHTS))
+        weight0 = gl.allocate_shared_memory(mixed, [ROWS, TILE], WEIGHTS)
+        weight1 = gl.allocate_shared_memory(mixed, [ROWS, TILE], WEIGHTS)
+        weights = (weight0, weight1)
         fades = gl.allocate_shared_memory(gl.float32, [ROWS], PLAIN)
-        fetch(k0, r0, cache, locate(page0, start, length, cache_slot, PAGE), BYTES)
+        fetch(k0, r0, cache, locate(page0, start, length, cache_slot, PAGE), None, BYTES)
         async_copy.commit_group()
-        fetch(k1, r1, cache, locate(page1, start + TILE, length, cache_slot, PAGE), BYTES)
+        rows = locate(page1, start + TILE, length, cache_slot, PAGE)
+        fetch(k1, r1, cache, rows, None, BYTES)
         async_copy.commit_group()
-        fetch(k2, r2, cache, locate(page2, start + 2 * TILE, length, cache_slot, PAGE), BYTES)
+        rows = locate(page2, start + 2 * TILE, length, cache_slot, PAGE)
+        fetch(k2, r2, cache, rows, None, BYTES)
         async_copy.commit_group()
 
         top = gl.full([ROWS], float("-inf"), gl.float32, SCORE_ROWS)
-        total = gl.zeros([ROWS], gl.float32, SCORE_ROWS)
+        total = gl.zeros([ROWS, TILE // 4], gl.float32, SUMS_OF_THREADS)
         out0 = gl.zeros([ROWS, CHUNK], gl.float32, OUTPUTS)
         out1 = gl.zeros([ROWS, CHUNK], gl.float32, OUTPUTS)
         out2 = gl.zeros([ROWS, CHUNK], gl.float32, OUTPUTS)
         out3 = gl.zeros([ROWS, CHUNK], gl.float32, OUTPUTS)
         async_copy.wait_group(2)
         shares.store(score_tile(q_low, q_high, q_rope, k0, r0, WIDTH))
-        limit = length
-        if LAG:
-            # A tile behind the last is weighed too, as nothing.
-            limit = gl.minimum(length, end)
-            ahead, _, top, total = weigh(shares, top, total, start, limit, score_scale)
-            weight.store(ahead.to(mixed))
-            async_copy.wait_group(1)
-            shares.store(score_tile(q_low, q_high, q_rope, k1, r1, WIDTH))
+        # A tile behind the last is weighed too, as nothing.
+        limit = gl.minimum(length, end)
+        ahead, _, top, total = weigh(shares, top, total, start, limit, score_scale)
+        weight0.store(ahead.to(mixed))
+        async_copy.wait_group(1)
+        shares.store(score_tile(q_low, q_high, q_rope, k1, r1, WIDTH))
         rows = locate(page, start + 3 * TILE, length, cache_slot, PAGE)
         for first in range(start, end, STAGES * TILE):
             for slot in gl.static_range(STAGES):
                 position = first + slot * TILE
                 if position < end:
-                    if LAG:
-                        gl.thread_barrier()
-                    else:
-                        # The next tile is there.
-                        async_copy.wait_group(1)
+                    gl.thread_barrier()
                     # The place of the tile before is free.
                     after = position + (STAGES - 1) * TILE
                     last: gl.constexpr = (slot + STAGES - 1) % STAGES
-                    if not LAG:
-                        rows = locate(page, after, length, cache_slot, PAGE)
-                    if after < end:
-                        fetch(latents[last], ropes[last], cache, rows, BYTES)
+                    fetch(latents[last], ropes[last], cache, rows, after < end, BYTES)
                     async_copy.commit_group()
                     page = find_pages(table, after + TILE, length, PAGE)
                     v = latents[slot]._reinterpret(stored, [GROUPS, TILE, CHUNK], wide_of_group)
-                    if LAG:
-                        part, fade, top, total = weigh(
-                            shares, top, total, position + TILE, limit, score_scale
-                        )
-                        p = weights[slot % 2].load(gl.DotOperandLayout(0, OUTPUTS, 2))
-                        out0 = add_outputs(out0, p, v.index(0))
-                        out1 = add_outputs(out1, p, v.index(1))
-                        weights[(slot + 1) % 2].store(part.to(mixed))
-                        fades.store(fade)
-                        out2 = add_outputs(out2, p, v.index(2))
-                        out3 = add_outputs(out3, p, v.index(3))
-                        # The tile after the next is there.
-                        async_copy.wait_group(1)
-                        rising = gl.min(fades.load(OUTPUT_ROWS), axis=0) < 1.0
-                        two: gl.constexpr = (slot + 2) % STAGES
-                        shares.store(
-                            score_tile(q_low, q_high, q_rope, latents[two], ropes[two], WIDTH)
-                        )
-                        rows = locate(page, after + TILE, length, cache_slot, PAGE)
-                        if rising:
-                            by = fades.load(OUTPUT_ROWS)[:, None]
-                            out0 = out0 * by
-                            out1 = out1 * by
-                            out2 = out2 * by
-                            out3 = out3 * by
-                    else:
-                        coming = latents[(slot + 1) % STAGES]
-                        issued = gl.zeros([GROUPS, ROWS, TILE], gl.float32, SHARES)
-                        if BYTES == 1:
-                            # Converting takes registers; these are not kept.
-                            q_rope = staged_rope.load(gl.DotOperandLayout(0, SHARES, WIDTH)).to(
-                                asked
-                            )
-                        issued = add_scores(issued, q_rope, ropes[(slot + 1) % STAGES], WIDTH)
-                        issued = add_scores(issued, q_low, coming.slice(0, HALF, 2), WIDTH)
-                        part, fade, top, total = weigh(
-                            shares, top, total, position, limit, score_scale
-                        )
-                        weight.store(part.to(mixed))
-                        fades.store(fade)
-                        fade = fades.load(OUTPUT_ROWS)
-                        issued = add_scores(issued, q_high, coming.slice(HALF, HALF, 2), WIDTH)
-                        shares.store(issued)
-                        if gl.min(fade, axis=0) < 1.0:
-                            out0 = out0 * fade[:, None]
-                            out1 = out1 * fade[:, None]
-                            out2 = out2 * fade[:, None]
-                            out3 = out3 * fade[:, None]
-                        p = weight.load(gl.DotOperandLayout(0, OUTPUTS, 2))
-                        out0 = add_outputs(out0, p, v.index(0))
-                        out1 = add_outputs(out1, p, v.index(1))
-                        out2 = add_outputs(out2, p, v.index(2))
-                        out3 = add_outputs(out3, p, v.index(3))
+                    p = weights[slot % 2].load(gl.DotOperandLayout(0, OUTPUTS, 2))
+                    part, fade, top, total = weigh(
+                        shares, top, total, position + TILE, limit, score_scale
+                    )
+                    out0 = add_outputs(out0, p, v.index(0))
+                    out1 = add_outputs(out1, p, v.index(1))
+                    weights[(slot + 1) % 2].store(part.to(mixed))
+                    fades.store(fade)
+                    out2 = add_outputs(out2, p, v.index(2))
+                    out3 = add_outputs(out3, p, v.index(3))
+                    # The tile after the next is there.
+                    async_copy.wait_group(1)
+                    # The bits of factors, which are not negative, are in the factors' order.
+                    bits = fades.load(ROWS_OF_WARP).to(gl.int32, bitcast=True)
+                    rising = gl.min(bits, axis=0) < ONE
+                    two: gl.constexpr = (slot + 2) % STAGES
+                    shares.store(score_tile(q_low, q_high, q_rope, latents[two], ropes[two], WIDTH))
+                    rows = locate(page, after + TILE, length, cache_slot, PAGE)
+                    if rising:
+                        by = fades.load(OUTPUT_ROWS)[:, None]
+                        out0 = out0 * by
+                        out1 = out1 * by
+                        out2 = out2 * by
+                        out3 = out3 * by
         async_copy.wait_group(0)
 
+        total = gl.convert_layout(gl.sum(total, axis=1), SCORE_ROWS, assert_trivial=True)
         fades.store(value_scale / total)
         norm = fades.load(OUTPUT_ROWS)[:, None]
         row = gl.program_id(0) * ROWS + gl.arange(0, ROWS, OUTPUT_ROWS)
