@@ -14,7 +14,8 @@ import torch
 from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
 
 from sglang_overlay.kvcache.free_map import FreeMap
-from sglang_overlay.kvcache.placement import NOTHING, Demand, RowEnds, Runs, longest_runs, place
+from sglang_overlay.kvcache.free_runs import Runs, longest_runs
+from sglang_overlay.kvcache.placement import NOTHING, Demand, RowEnds, place
 
 # What a request may grow before it runs into the next one, in tokens, where there is room.
 HEADROOM = 1024

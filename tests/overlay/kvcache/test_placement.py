@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import pairwise
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sglang_overlay.kvcache import placement
+from sglang_overlay.kvcache import free_runs, placement
 from sglang_overlay.kvcache.free_map import FreeMap
+from sglang_overlay.kvcache.free_runs import Runs, longest_runs
 from sglang_overlay.kvcache.placement import (
     NOTHING,
     Demand,
     RowEnds,
-    Runs,
     launch_place,
-    longest_runs,
     place,
 )
 
@@ -188,18 +188,26 @@ def test_where_requests_ended_is_read_from_their_rows(by: str, page_size: int) -
 def test_nothing_waits_for_the_device() -> None:
     # Tensors of this device have no contents: to ask for one is an error.
     free = FreeMap(1000, "meta")
-    launched = []
-    kernel = {(1,): lambda *args, **_: launched.append(args)}
+    launched: list[str] = []
+
+    def noting(name: str) -> Any:
+        return {(1,): lambda *_, **__: launched.append(name)}
+
     ends = RowEnds(
         table=torch.empty(4, 8, dtype=torch.int32, device="meta"),
         rows=torch.empty(2, dtype=torch.int64, device="meta"),
         lengths=torch.empty(2, dtype=torch.int64, device="meta"),
     )
-    with mock.patch.object(placement, "place_units_kernel", kernel):
+    with (
+        mock.patch.object(free_runs, "list_runs_kernel", noting("list")),
+        mock.patch.object(free_runs, "pick_runs_kernel", noting("pick")),
+        mock.patch.object(placement, "place_units_kernel", noting("place")),
+    ):
         runs = longest_runs(free)
         units = place(free, Demand(last=ends, counts=[3, 2]), runs, headroom=8, spare=4)
         assert free.spare is not None
-        assert (len(units), len(free.spare), free.count, len(launched)) == (5, 4, 995, 1)
+        assert (len(units), len(free.spare), free.count) == (5, 4, 995)
+        assert launched == ["list", "pick", "place"]
         free.release(units)
         free.take(free.spare)
         assert (free.copy().count, free.spare) == (996, None)
@@ -215,14 +223,6 @@ def test_what_is_larger_than_a_tile_of_the_kernel(by: str) -> None:
     assert parts[1][:50] == list(range(3000, 3050))
     assert parts[2] == list(range(300, 430))
     assert parts == chosen(free, last, counts, headroom=8)
-
-
-def test_the_longest_runs_come_first_and_the_lowest_of_equal_ones() -> None:
-    runs = longest_runs(free_map([1, 2, 10, 20, 21, 22, 30, 31, 40]))
-    listed = zip(runs.starts.tolist(), runs.lengths.tolist(), strict=True)
-    assert [run for run in listed if run[1]] == [(20, 3), (1, 2), (30, 2), (10, 1), (40, 1)]
-    assert longest_runs(free_map([])).lengths.tolist() == [0] * len(runs.lengths)
-    assert longest_runs(free_map(list(range(1, UNITS + 1)))).lengths[0] == UNITS
 
 
 @st.composite
