@@ -33,7 +33,8 @@ def test_the_look_for_the_longest_runs_compiles_without_spilling(
     cases = [{"kernel": "longest_runs", "pick": pick} for pick in (False, True)]
     for needs in compiled("gpu_compile", capability, cases, tmp_path):
         assert needs["stack"] == 0, needs
-        assert needs["registers"] * 32 * free_runs.WARPS <= 65_536 // 2, needs
+        # A multiprocessor has room for one, at least.
+        assert needs["registers"] * 32 * free_runs.WARPS <= 65_536, needs
         assert needs["shared"] <= SHARED_LIMIT[capability], needs
 
 
