@@ -37,6 +37,7 @@ from sglang_overlay.tree import top_tokens
 from sglang_overlay.tree.kernels.top_tokens import merge_tokens_kernel, top_tokens_kernel
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import CompiledKernel, LazyDict
+from triton.knobs import HookChain
 from triton.runtime.driver import driver
 from triton.runtime.jit import MockTensor
 
@@ -246,8 +247,8 @@ def _launched(capability: int, call: Callable[[], Any]) -> dict[str, Any]:
     launched: list[list[str]] = []
 
     def note(*args: Any) -> None:
-        # Where a hook would find the rest: an object of its own for every launch.
-        told = ["metadata" if isinstance(arg, LazyDict) else arg for arg in args]
+        # For hooks, of which there are none: Triton's launch calls an empty chain.
+        told = [None if isinstance(arg, LazyDict | HookChain) else arg for arg in args]
         launched.append(
             [f"{a.dtype} {a.shape}" if isinstance(a, torch.Tensor) else repr(a) for a in told]
         )

@@ -32,7 +32,8 @@ WARPS = 4
 Array = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, kw_only=True)
+# Not frozen: a step makes one of each, and that would take three times as long.
+@dataclass(kw_only=True, slots=True)
 class RowEnds:
     """The last slots of requests, as they stand in SGLang's table: read when they are needed.
 
@@ -48,7 +49,7 @@ class RowEnds:
         return self.table[self.rows, self.lengths - 1]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class Demand:
     """What the requests of a batch need: ``counts`` units each, to follow slot ``last``.
 
@@ -63,7 +64,7 @@ class Demand:
 
     def __post_init__(self) -> None:
         """Count once what every call asks for."""
-        object.__setattr__(self, "total", sum(self.counts))
+        self.total = sum(self.counts)
 
     def units(self) -> torch.Tensor:
         """Return the unit [requests] int64 that each request ends in, `NOTHING` for none."""

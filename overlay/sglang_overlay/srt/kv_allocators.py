@@ -145,8 +145,10 @@ class _Placement:
         """
         self.changes += 1
         self._steps += step
-        self._let_go(demand.total)
-        if demand.total * self.page_size > self.available_size():
+        if self._held:
+            self._let_go(demand.total)
+        lent = 0 if self._lent is None else len(self._lent)
+        if demand.total > self.free_map.count + self._held_units - lent:
             return None
         if demand.total == 0:
             return self._nowhere[:0]
