@@ -108,13 +108,14 @@ def launch_place(
     """Launch the kernel; `place` keeps count.
 
     Returns:
-        The units [demand.total + spare] int64, and behind them what the kernel noted.
+        The units [demand.total + spare] int64, and behind them the kernel's scratch.
     """
     flags, wanted, ends, total = free.flags, demand.counts, demand.last, demand.total
     requests, each, counts = len(wanted), wanted[0], None
     if wanted.count(each) != requests:
         counts = _counts(tuple(wanted), flags.device)
-    found = torch.empty(total + spare + 2 * requests, dtype=torch.int64, device=flags.device)
+    size = 2 * (total + spare + requests)
+    found = torch.empty(size, dtype=torch.int64, device=flags.device)
     last: torch.Tensor
     types: tuple[torch.dtype, ...]
     if isinstance(ends, RowEnds):

@@ -80,7 +80,7 @@ def test_the_kernel_takes_what_the_host_takes(seed: int) -> None:
     if stale:
         runs = Runs(starts=runs.starts.roll(3), lengths=runs.lengths.roll(1))
         gpu_runs = Runs(starts=runs.starts.cuda(), lengths=runs.lengths.cuda())
-    requests = chance.choice([1, 8, 33, 256])
+    requests = chance.choice([1, 8, 33, 256, 1024])
     most = max(host.count // (2 * requests), 0)
     counts = [chance.randint(0, min(most, chance.choice([2, 16, 5000]))) for _ in range(requests)]
     last, spare = ends(chance, host, requests), min(host.count // 4, 512)

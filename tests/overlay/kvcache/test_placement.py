@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 from unittest import mock
 
@@ -155,6 +155,18 @@ def test_runs_that_are_out_of_date_are_passed_over(by: str) -> None:
     assert found == [[16, 17], [30, 31, 32], [3, 5]]
     # What is in no run of the list is found all the same.
     assert chosen([3, 5, 7], [NOTHING], [3], by=by, runs=runs) == [[3, 5, 7]]
+
+
+@BY
+def test_those_without_a_home_take_the_lowest_units_in_their_order(by: str) -> None:
+    # Two homes for 40 requests, of which every seventh asks for nothing.
+    free = [*range(1, 90, 2), *range(100, 120), *range(130, 150), *range(160, 200, 3)]
+    counts = [request % 7 % 3 for request in range(40)]
+    runs = Runs(starts=torch.tensor([100, 130, 0]), lengths=torch.tensor([20, 20, 0]))
+    *parts, spare = chosen(free, [9] * 40, counts, headroom=0, by=by, runs=runs, spare=9)
+    assert parts[:4] == [[], [100], [130, 131], []]
+    rest = [unit for unit in free if unit not in {100, 130, 131}]
+    assert [*chain(*parts[4:]), *spare] == rest[: sum(counts[4:]) + 9]
 
 
 @BY
