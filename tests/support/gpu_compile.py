@@ -27,13 +27,17 @@ from sglang_overlay.attention.kernels.split_prefix import split_prefix_kernel
 from sglang_overlay.attention.kernels.split_prefix_hopper import split_prefix_hopper_kernel
 from sglang_overlay.attention.kernels.split_prefix_mma import split_prefix_mma_kernel
 from sglang_overlay.attention.kernels.tree_merge import tree_merge_kernel
+from sglang_overlay.kvcache import free_runs, placement
 from sglang_overlay.kvcache.free_map import FreeMap
+from sglang_overlay.kvcache.free_runs import launch_look, longest_runs
+from sglang_overlay.kvcache.kernels.longest_runs import list_runs_kernel, pick_runs_kernel
 from sglang_overlay.kvcache.kernels.place_units import place_units_kernel
-from sglang_overlay.kvcache.placement import Demand, RowEnds, launch_place, longest_runs, tiles
+from sglang_overlay.kvcache.placement import Demand, RowEnds, launch_place, tiles
 from sglang_overlay.tree import top_tokens
 from sglang_overlay.tree.kernels.top_tokens import merge_tokens_kernel, top_tokens_kernel
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import CompiledKernel, LazyDict
+from triton.knobs import HookChain
 from triton.runtime.driver import driver
 from triton.runtime.jit import MockTensor
 
@@ -195,22 +199,53 @@ def compile_place_units(
         *(7, 16, 1000, 256, 1024, 99, 5),
         PAGE=page,
         **tiles(),
+        num_warps=placement.WARPS,
         grid=(1,),
     )
     return resources(_finished(compiled))
 
 
-def launch_place_units(capability: int, *, from_table: bool, equal: bool) -> dict[str, Any]:
-    """Place a batch three times on a GPU that is only named; return what is launched.
+def compile_longest_runs(capability: int, *, pick: bool) -> dict[str, int]:
+    """Compile what lists the runs of the pieces, or what picks from the lists."""
+    driver.set_active(NamedDriver(capability))
+    number, notes = MockTensor(torch.int64), MockTensor(torch.int32)
+    kept = {"KEPT": free_runs.KEPT, "num_warps": free_runs.WARPS}
+    if pick:
+        compiled = pick_runs_kernel.warmup(
+            *(notes, number, number, 9), BLOCK=free_runs.BLOCK, **kept, grid=(1,)
+        )
+    else:
+        compiled = list_runs_kernel.warmup(
+            *(MockTensor(torch.uint8), notes, 70_000, 9), PIECE=free_runs.PIECE, **kept, grid=(9,)
+        )
+    return resources(_finished(compiled))
 
-    Each tensor is told by its type and size.
-    """
+
+def launch_place_units(capability: int, *, from_table: bool, equal: bool) -> dict[str, Any]:
+    """Place a batch three times on a GPU that is only named; return what is launched."""
+    last: torch.Tensor | RowEnds = torch.tensor([3, 9])
+    if from_table:
+        table = torch.zeros(4, 6, dtype=torch.int32)
+        last = RowEnds(table=table, rows=torch.tensor([0, 2]), lengths=torch.tensor([1, 2]))
+    free = FreeMap(1000, "cpu")
+    demand, runs = Demand(last=last, counts=[5, 5] if equal else [5, 4]), longest_runs(free)
+    return _launched(capability, lambda: launch_place(free, demand, runs, 8, 2))
+
+
+def launch_longest_runs(capability: int) -> dict[str, Any]:
+    """Look for the longest runs three times on a GPU that is only named, likewise."""
+    free = FreeMap(20_000, "cpu")
+    return _launched(capability, lambda: launch_look(free))
+
+
+def _launched(capability: int, call: Callable[[], Any]) -> dict[str, Any]:
+    """Return what three of ``call`` launch; each tensor is told by its type and size."""
     driver.set_active(NamedDriver(capability))
     launched: list[list[str]] = []
 
     def note(*args: Any) -> None:
-        # Where a hook would find the rest: an object of its own for every launch.
-        told = ["metadata" if isinstance(arg, LazyDict) else arg for arg in args]
+        # For hooks, of which there are none: Triton's launch calls an empty chain.
+        told = [None if isinstance(arg, LazyDict | HookChain) else arg for arg in args]
         launched.append(
             [f"{a.dtype} {a.shape}" if isinstance(a, torch.Tensor) else repr(a) for a in told]
         )
@@ -218,15 +253,9 @@ def launch_place_units(capability: int, *, from_table: bool, equal: bool) -> dic
     def ready(kernel: Any) -> None:
         kernel.module, kernel.function, kernel._run = "module", "function", note
 
-    last: torch.Tensor | RowEnds = torch.tensor([3, 9])
-    if from_table:
-        table = torch.zeros(4, 6, dtype=torch.int32)
-        last = RowEnds(table=table, rows=torch.tensor([0, 2]), lengths=torch.tensor([1, 2]))
-    free = FreeMap(1000, "cpu")
-    demand = Demand(last=last, counts=[5, 5] if equal else [5, 4])
     with mock.patch.object(CompiledKernel, "_init_handles", ready):
         for _ in range(3):
-            launch_place(free, demand, longest_runs(free), 8, 2)
+            call()
     return {"launched": launched}
 
 
@@ -291,6 +320,8 @@ KERNELS: dict[str, Callable[..., dict[str, Any]]] = {
     "split_prefix": compile_split_prefix,
     "place_units": compile_place_units,
     "place_units_launch": launch_place_units,
+    "longest_runs": compile_longest_runs,
+    "longest_runs_launch": launch_longest_runs,
     "flashmla_schedule": compile_flashmla_schedule,
     "top_tokens": compile_top_tokens,
     "merge_tokens": compile_merge_tokens,

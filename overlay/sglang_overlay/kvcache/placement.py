@@ -9,30 +9,31 @@ longer than a few hundred of them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from sglang_overlay.kvcache.free_map import FreeMap
+from sglang_overlay.kvcache.free_runs import Runs
 from sglang_overlay.kvcache.kernels.place_units import place_units_kernel
+from sglang_overlay.kvcache.ready_kernels import launch
 
 NOTHING = -1
-# Runs that a list of the longest ones has at most.
-LONGEST = 256
 # What the kernel looks at at once: requests and their next units, then units of a run.
 ROWS, COLUMNS = 32, 16
 LANES = 1024
 # Units that the kernel looks at at once where most are taken.
 WIDE = 4096
+WARPS = 4
 
 Array = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, kw_only=True)
+# Not frozen: a step makes one of each, and that would take three times as long.
+@dataclass(kw_only=True, slots=True)
 class RowEnds:
     """The last slots of requests, as they stand in SGLang's table: read when they are needed.
 
@@ -48,7 +49,7 @@ class RowEnds:
         return self.table[self.rows, self.lengths - 1]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class Demand:
     """What the requests of a batch need: ``counts`` units each, to follow slot ``last``.
 
@@ -63,41 +64,13 @@ class Demand:
 
     def __post_init__(self) -> None:
         """Count once what every call asks for."""
-        object.__setattr__(self, "total", sum(self.counts))
+        self.total = sum(self.counts)
 
     def units(self) -> torch.Tensor:
         """Return the unit [requests] int64 that each request ends in, `NOTHING` for none."""
         slots = self.last.slots() if isinstance(self.last, RowEnds) else self.last
         # Slot −1, which is none, is in unit −1.
         return slots.long() // self.page_size
-
-
-@dataclass(frozen=True, kw_only=True)
-class Runs:
-    """The longest free runs as they once were, longest first: ``starts``, ``lengths`` [k] int64.
-
-    A length of 0 is no run.
-    """
-
-    starts: torch.Tensor
-    lengths: torch.Tensor
-
-
-def longest_runs(free: FreeMap) -> Runs:
-    """Return up to `LONGEST` of the longest free runs, of equal ones the lowest first."""
-    flags = free.flags
-    # Edges are numbered from 1, a run's first one and its last in turn. What is no edge is written
-    # to number 0, which nobody reads.
-    size = flags.shape[0]
-    at = torch.arange(size - 1, dtype=torch.int32, device=flags.device)
-    is_edge = flags[1:] != flags[:-1]
-    edges = at.new_zeros(size // 2 * 2 + 3).scatter_(0, is_edge.cumsum(0).mul_(is_edge), at)
-    first, last = edges[1::2], edges[2::2]
-    # A key for both, so that no two are equal: ties would be broken differently elsewhere.
-    keys = (last - first).long().mul_(size).add_(size - 1).sub_(first)
-    longest = keys.topk(min(LONGEST, keys.shape[0])).values
-    lengths = longest // size
-    return Runs(starts=size - longest % size, lengths=lengths)
 
 
 def place(
@@ -135,13 +108,14 @@ def launch_place(
     """Launch the kernel; `place` keeps count.
 
     Returns:
-        The units [demand.total + spare] int64, and behind them what the kernel noted.
+        The units [demand.total + spare] int64, and behind them the kernel's scratch.
     """
     flags, wanted, ends, total = free.flags, demand.counts, demand.last, demand.total
     requests, each, counts = len(wanted), wanted[0], None
     if wanted.count(each) != requests:
         counts = _counts(tuple(wanted), flags.device)
-    found = torch.empty(total + spare + 2 * requests, dtype=torch.int64, device=flags.device)
+    size = 2 * (total + spare + requests)
+    found = torch.empty(size, dtype=torch.int64, device=flags.device)
     last: torch.Tensor
     types: tuple[torch.dtype, ...]
     if isinstance(ends, RowEnds):
@@ -149,34 +123,21 @@ def launch_place(
         stride, types = last.stride(0), (last.dtype, rows.dtype, lengths.dtype)
     else:
         last, rows, lengths, stride, types = ends, None, None, 0, (ends.dtype,)
-    _launch(
-        (flags.device, counts is None, demand.page_size, *types),
+    launch(
+        place_units_kernel,
+        ("place_units", flags.device, counts is None, demand.page_size, *types),
+        1,
+        WARPS,
         *(flags, last, rows, lengths, counts, runs.starts, runs.lengths, found),
         *(stride, requests, each, free.units, runs.starts.shape[0], headroom, total, spare),
-        demand.page_size,
+        *(demand.page_size, ROWS, COLUMNS, LANES, WIDE),
     )
     return found
 
 
 def tiles() -> dict[str, int]:
     """Return how much the kernel looks at at once: of the requests, and of the units."""
-    return {"ROWS": ROWS, "COLUMNS": COLUMNS, "LANES": LANES, "WIDE": WIDE, "num_warps": 4}
-
-
-# Compiled kernels that only wait for their arguments, by all that tells one from another. Triton's
-# own launch takes the host three times as long, to find out the same.
-_ready: dict[tuple[Any, ...], Callable[..., None]] = {}
-
-
-def _launch(key: tuple[Any, ...], *args: Any) -> None:
-    ready = _ready.get(key)
-    if ready is not None:
-        ready(*args, ROWS, COLUMNS, LANES, WIDE)
-        return
-    compiled = place_units_kernel[(1,)](*args, **tiles())
-    # The interpreter compiles nothing.
-    if compiled is not None:
-        _ready[key] = compiled[1, 1, 1]
+    return {"ROWS": ROWS, "COLUMNS": COLUMNS, "LANES": LANES, "WIDE": WIDE}
 
 
 @functools.lru_cache(maxsize=64)

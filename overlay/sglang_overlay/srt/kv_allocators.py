@@ -14,7 +14,8 @@ import torch
 from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
 
 from sglang_overlay.kvcache.free_map import FreeMap
-from sglang_overlay.kvcache.placement import NOTHING, Demand, RowEnds, Runs, longest_runs, place
+from sglang_overlay.kvcache.free_runs import Runs, longest_runs
+from sglang_overlay.kvcache.placement import NOTHING, Demand, RowEnds, place
 
 # What a request may grow before it runs into the next one, in tokens, where there is room.
 HEADROOM = 1024
@@ -144,8 +145,10 @@ class _Placement:
         """
         self.changes += 1
         self._steps += step
-        self._let_go(demand.total)
-        if demand.total * self.page_size > self.available_size():
+        if self._held:
+            self._let_go(demand.total)
+        lent = 0 if self._lent is None else len(self._lent)
+        if demand.total > self.free_map.count + self._held_units - lent:
             return None
         if demand.total == 0:
             return self._nowhere[:0]

@@ -36,6 +36,10 @@ def main() -> None:
         print("ok", "portable, pages of", page, flush=True)
     test_draft_tree.test_the_top_tokens_are_those_of_a_stable_sort(5000, 3, 63, torch.bfloat16)
     print("ok", "top tokens", flush=True)
+    for units in (500, 20_000):
+        for spacing in (0, 2, 17):
+            test_placement.test_the_kernels_find_the_runs_that_the_host_finds(units, spacing)
+    print("ok", "longest runs", flush=True)
     for seed in SMALL_POOLS:
         test_placement.test_the_kernel_takes_what_the_host_takes(seed)
     print("ok", "placement", flush=True)

@@ -7,7 +7,8 @@ import random
 import pytest
 import torch
 from sglang_overlay.kvcache.free_map import FreeMap
-from sglang_overlay.kvcache.placement import Demand, RowEnds, Runs, longest_runs, place
+from sglang_overlay.kvcache.free_runs import PIECE, Runs, longest_runs
+from sglang_overlay.kvcache.placement import Demand, RowEnds, place
 
 from tests.support.gpu import no_synchronisation
 
@@ -24,6 +25,32 @@ def maps(chance: random.Random, units: int, share: float) -> tuple[FreeMap, Free
     for each in both:
         each.take(taken.to(each.flags.device))
     return both
+
+
+def same_runs(units: int, taken: torch.Tensor) -> None:
+    """Compare what both find in a map of which ``taken`` units are taken."""
+    host, gpu = FreeMap(units, "cpu"), FreeMap(units, "cuda")
+    host.take(taken)
+    gpu.take(taken.cuda())
+    longest_runs(gpu)
+    torch.cuda.synchronize()
+    with no_synchronisation():
+        found = [longest_runs(gpu) for _ in range(3)]
+    want = longest_runs(host)
+    for runs in found:
+        assert torch.equal(runs.starts.cpu(), want.starts)
+        assert torch.equal(runs.lengths.cpu(), want.lengths)
+
+
+@pytest.mark.parametrize("units", [1, 500, PIECE - 2, PIECE - 1, 70_000, 1_000_000, 4_000_000])
+@pytest.mark.parametrize("spacing", [0, 1, 2, 3, 17, 64, 5000, 100_000])
+def test_the_kernels_find_the_runs_that_the_host_finds(units: int, spacing: int) -> None:
+    """All free, all taken, many of one length, few of many lengths."""
+    units_of_map = torch.arange(1, units + 1)
+    same_runs(units, units_of_map[spacing - 1 :: spacing] if spacing else units_of_map[:0])
+    generator = torch.Generator().manual_seed(units + spacing)
+    mixed = torch.rand(units, generator=generator) * max(spacing, 1) < 1
+    same_runs(units, units_of_map[mixed])
 
 
 def ends(chance: random.Random, free: FreeMap, requests: int) -> RowEnds:
@@ -53,7 +80,7 @@ def test_the_kernel_takes_what_the_host_takes(seed: int) -> None:
     if stale:
         runs = Runs(starts=runs.starts.roll(3), lengths=runs.lengths.roll(1))
         gpu_runs = Runs(starts=runs.starts.cuda(), lengths=runs.lengths.cuda())
-    requests = chance.choice([1, 8, 33, 256])
+    requests = chance.choice([1, 8, 33, 256, 1024])
     most = max(host.count // (2 * requests), 0)
     counts = [chance.randint(0, min(most, chance.choice([2, 16, 5000]))) for _ in range(requests)]
     last, spare = ends(chance, host, requests), min(host.count // 4, 512)

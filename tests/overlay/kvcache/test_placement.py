@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sglang_overlay.kvcache import placement
+from sglang_overlay.kvcache import free_runs, placement
 from sglang_overlay.kvcache.free_map import FreeMap
+from sglang_overlay.kvcache.free_runs import Runs, longest_runs
 from sglang_overlay.kvcache.placement import (
     NOTHING,
     Demand,
     RowEnds,
-    Runs,
     launch_place,
-    longest_runs,
     place,
 )
 
@@ -158,6 +158,18 @@ def test_runs_that_are_out_of_date_are_passed_over(by: str) -> None:
 
 
 @BY
+def test_those_without_a_home_take_the_lowest_units_in_their_order(by: str) -> None:
+    # Two homes for 40 requests, of which every seventh asks for nothing.
+    free = [*range(1, 90, 2), *range(100, 120), *range(130, 150), *range(160, 200, 3)]
+    counts = [request % 7 % 3 for request in range(40)]
+    runs = Runs(starts=torch.tensor([100, 130, 0]), lengths=torch.tensor([20, 20, 0]))
+    *parts, spare = chosen(free, [9] * 40, counts, headroom=0, by=by, runs=runs, spare=9)
+    assert parts[:4] == [[], [100], [130, 131], []]
+    rest = [unit for unit in free if unit not in {100, 130, 131}]
+    assert [*chain(*parts[4:]), *spare] == rest[: sum(counts[4:]) + 9]
+
+
+@BY
 def test_more_requests_than_free_runs_are_served(by: str) -> None:
     assert sorted(chosen([5, 7], [NOTHING] * 3, [1, 0, 1], by=by)) == [[], [5], [7]]
 
@@ -188,18 +200,26 @@ def test_where_requests_ended_is_read_from_their_rows(by: str, page_size: int) -
 def test_nothing_waits_for_the_device() -> None:
     # Tensors of this device have no contents: to ask for one is an error.
     free = FreeMap(1000, "meta")
-    launched = []
-    kernel = {(1,): lambda *args, **_: launched.append(args)}
+    launched: list[str] = []
+
+    def noting(name: str) -> Any:
+        return {(1,): lambda *_, **__: launched.append(name)}
+
     ends = RowEnds(
         table=torch.empty(4, 8, dtype=torch.int32, device="meta"),
         rows=torch.empty(2, dtype=torch.int64, device="meta"),
         lengths=torch.empty(2, dtype=torch.int64, device="meta"),
     )
-    with mock.patch.object(placement, "place_units_kernel", kernel):
+    with (
+        mock.patch.object(free_runs, "list_runs_kernel", noting("list")),
+        mock.patch.object(free_runs, "pick_runs_kernel", noting("pick")),
+        mock.patch.object(placement, "place_units_kernel", noting("place")),
+    ):
         runs = longest_runs(free)
         units = place(free, Demand(last=ends, counts=[3, 2]), runs, headroom=8, spare=4)
         assert free.spare is not None
-        assert (len(units), len(free.spare), free.count, len(launched)) == (5, 4, 995, 1)
+        assert (len(units), len(free.spare), free.count) == (5, 4, 995)
+        assert launched == ["list", "pick", "place"]
         free.release(units)
         free.take(free.spare)
         assert (free.copy().count, free.spare) == (996, None)
@@ -215,14 +235,6 @@ def test_what_is_larger_than_a_tile_of_the_kernel(by: str) -> None:
     assert parts[1][:50] == list(range(3000, 3050))
     assert parts[2] == list(range(300, 430))
     assert parts == chosen(free, last, counts, headroom=8)
-
-
-def test_the_longest_runs_come_first_and_the_lowest_of_equal_ones() -> None:
-    runs = longest_runs(free_map([1, 2, 10, 20, 21, 22, 30, 31, 40]))
-    listed = zip(runs.starts.tolist(), runs.lengths.tolist(), strict=True)
-    assert [run for run in listed if run[1]] == [(20, 3), (1, 2), (30, 2), (10, 1), (40, 1)]
-    assert longest_runs(free_map([])).lengths.tolist() == [0] * len(runs.lengths)
-    assert longest_runs(free_map(list(range(1, UNITS + 1)))).lengths[0] == UNITS
 
 
 @st.composite

@@ -38,14 +38,15 @@ def _go_on(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Give each request the units behind its last one; return how many requests lack some.
+    """Give each request the units behind its last one; return how many lack some, and those.
 
-    Of those, in their order, note where in ``out`` each goes on and what it lacks.
+    Of those requests, in their order, note where in ``out`` each goes on and what it lacks.
     """
     row = tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
     begun = tl.full([], 0, tl.int64)
     lacking = tl.full([], 0, tl.int32)
+    left = tl.full([], 0, tl.int64)
     for first in range(0, requests, ROWS):
         request = first + row
         exists = request < requests
@@ -80,8 +81,37 @@ def _go_on(
         tl.store(notes + 2 * place, start + got, mask=lacks)
         tl.store(notes + 2 * place + 1, count - got, mask=lacks)
         lacking += tl.sum(lacks.to(tl.int32), axis=0)
+        left += tl.sum(count - got, axis=0)
         tl.debug_barrier()
-    return lacking
+    return lacking, left
+
+
+@triton.jit
+def _known(lengths, homes, LANES: tl.constexpr):
+    """Return how many of the homes there are up to the last one that is a run."""
+    lane = tl.arange(0, LANES)
+    known = tl.full([], 0, tl.int32)
+    for first in range(0, homes, LANES):
+        home = first + lane
+        length = tl.load(lengths + home, mask=home < homes, other=0)
+        known = tl.maximum(known, tl.max(tl.where(length > 0, home + 1, 0), axis=0))
+    return known
+
+
+@triton.jit
+def _fill(out, row, first, stop, LANES: tl.constexpr):
+    """Put the units of ``row``, one after another, where ``out`` has none yet."""
+    lane = tl.arange(0, LANES)
+    filled = tl.full([], 0, tl.int32)
+    for begin in range(first, stop, LANES):
+        place = begin + lane
+        unit = tl.load(out + place, mask=place < stop, other=0)
+        empty = (unit < 0).to(tl.int32)
+        rank = filled + tl.cumsum(empty, axis=0) - 1
+        unit = tl.load(row + rank, mask=empty > 0, other=0)
+        tl.store(out + place, unit, mask=empty > 0)
+        filled += tl.sum(empty, axis=0)
+    tl.debug_barrier()
 
 
 @triton.jit
@@ -111,35 +141,32 @@ def _take_run(free, out, first, stop, needed, LANES):
 
 
 @triton.jit
-def _take_any(free, out, needed, used, low, starts, lengths, homes, stop, LANES, WIDE):
-    """Take units out of the homes from number ``used`` on, then the lowest from ``low`` on.
+def _take_any(free, out, needed, used, starts, lengths, homes, stop, LANES, WIDE):
+    """Take units out of the homes from number ``used`` on, then the lowest.
 
-    Where too few are free, the rest is unit 0, which is nobody's. Returns where both are then.
+    Where too few are free, the rest is unit 0, which is nobody's.
     """
     taken = tl.full([], 0, tl.int64)
     while (taken < needed) & (used < homes):
         first = tl.load(starts + used)
         length = tl.load(lengths + used)
-        more, _ = _take_free(free, out + taken, first, first + length, needed - taken, LANES, LANES)
-        taken += more
-        used += (taken < needed).to(tl.int32)
+        end = first + length
+        taken += _take_free(free, out + taken, first, end, needed - taken, LANES, LANES)
+        used += 1
     if taken < needed:
-        more, low = _take_free(free, out + taken, low, stop, needed - taken, LANES, WIDE)
-        taken += more
+        low = tl.full([], 1, tl.int64)
+        taken += _take_free(free, out + taken, low, stop, needed - taken, LANES, WIDE)
         lane = tl.arange(0, LANES)
         nobodys = tl.zeros([LANES], tl.int64)
         while taken < needed:
             tl.store(out + taken + lane, nobodys, mask=lane < needed - taken)
             taken += LANES
-    return used, low
+    tl.debug_barrier()
 
 
 @triton.jit
 def _take_free(free, out, first, stop, needed, LANES: tl.constexpr, WIDE: tl.constexpr):
-    """Take the free units from ``first`` on below ``stop``, as many as needed; return how many.
-
-    Also returns where the search ended: nothing before it is free.
-    """
+    """Take the free units from ``first`` on below ``stop``, as many as needed; return how many."""
     lane = tl.arange(0, LANES)
     wide = tl.arange(0, WIDE)
     taken = tl.full([], 0, tl.int64)
@@ -157,11 +184,10 @@ def _take_free(free, out, first, stop, needed, LANES: tl.constexpr, WIDE: tl.con
                 tl.store(free + at + lane, 0, mask=mine)
                 taken += tl.sum(mine.to(tl.int32), axis=0)
                 tl.debug_barrier()
-                # Once nothing is needed, the rest may be free, and is left for others.
-                at += tl.where(taken < needed, LANES, 0)
+                at += LANES
         else:
             at += WIDE
-    return taken, at
+    return taken
 
 
 # Nothing depends on a value or an address, so that a compiled kernel fits all calls with arguments
@@ -202,12 +228,17 @@ def place_units_kernel(
     A request ends in the slot ``last[request]``, or, if there are ``rows``, in the last one of its
     row in the table ``last``. It needs ``counts[request]`` units, or ``each`` without ``counts``.
 
-    Behind the ``total`` of them, ``out`` gets ``spare`` others, which stay free. The last
-    2 * ``requests`` of ``out`` are scratch: for each request that lacks units where in ``out`` it
-    goes on, and how many they are.
+    Behind the ``total`` of them, ``out`` gets ``spare`` others, which stay free. What else ``out``
+    has is scratch: two of each request, where in ``out`` it goes on and how many it lacks, and
+    ``total`` + ``spare`` units that are found for whoever lacks some.
     """
-    notes = out + total + spare
-    lacking = _go_on(
+    all_of_them = total + spare
+    lane = tl.arange(0, LANES)
+    for first in range(0, all_of_them, LANES):
+        tl.store(out + first + lane, -1, mask=first + lane < all_of_them)
+    tl.debug_barrier()
+    notes = out + all_of_them
+    lacking, left = _go_on(
         free,
         last,
         rows,
@@ -223,38 +254,29 @@ def place_units_kernel(
         ROWS,
         COLUMNS,
     )
-    used = tl.full([], 0, tl.int32)
-    for request in range(lacking):
-        at = tl.load(notes + 2 * request)
-        needed = tl.load(notes + 2 * request + 1)
-        taken = tl.full([], 0, tl.int64)
-        while (needed > 0) & (taken == 0) & (used < homes):
-            start = tl.load(starts + used)
-            end = start + tl.load(lengths + used)
-            # Whoever ended before the run may just have gone on into it.
-            start += _first_free(free, start, end, LANES)
-            gap = tl.minimum(tl.maximum((end - start - needed) // 2, 0), headroom)
-            taken = _take_run(free, out + at, start + gap, end, needed, LANES)
-            used += 1
-        tl.store(notes + 2 * request, at + taken)
-        tl.store(notes + 2 * request + 1, needed - taken)
-    tl.debug_barrier()
-    low = tl.full([], 1, tl.int64)
-    stop = units.to(tl.int64) + 1
-    for request in range(lacking):
-        at = tl.load(notes + 2 * request)
-        needed = tl.load(notes + 2 * request + 1)
-        if needed > 0:
-            used, low = _take_any(
-                free, out + at, needed, used, low, starts, lengths, homes, stop, LANES, WIDE
-            )
-    if spare > 0:
-        others = out + total
-        wanted = spare.to(tl.int64)
-        _take_any(free, others, wanted, used, low, starts, lengths, homes, stop, LANES, WIDE)
-        tl.debug_barrier()
-        lane = tl.arange(0, LANES)
-        for first in range(0, spare, LANES):
-            unit = tl.load(others + first + lane, mask=first + lane < spare, other=0)
+    if left + spare > 0:
+        homes = _known(lengths, homes, LANES)
+        used = tl.full([], 0, tl.int32)
+        request = tl.full([], 0, tl.int32)
+        while (request < lacking) & (used < homes):
+            at = tl.load(notes + 2 * request)
+            needed = tl.load(notes + 2 * request + 1)
+            taken = tl.full([], 0, tl.int64)
+            while (taken == 0) & (used < homes):
+                start = tl.load(starts + used)
+                end = start + tl.load(lengths + used)
+                # Whoever ended before the run may just have gone on into it.
+                start += _first_free(free, start, end, LANES)
+                gap = tl.minimum(tl.maximum((end - start - needed) // 2, 0), headroom)
+                taken = _take_run(free, out + at, start + gap, end, needed, LANES)
+                used += 1
+            left -= taken
+            request += 1
+        # The rest is found for all of them at once, and in their order.
+        row = notes + 2 * requests
+        _take_any(free, row, left + spare, used, starts, lengths, homes, units + 1, LANES, WIDE)
+        _fill(out, row, tl.where(left > 0, 0, total), all_of_them, LANES)
+        for first in range(total, all_of_them, LANES):
+            unit = tl.load(out + first + lane, mask=first + lane < all_of_them, other=0)
             # Unit 0, which is none, is never free.
             tl.store(free + unit, 1, mask=unit > 0)
