@@ -304,8 +304,8 @@ def refusal_message(verdict: Verdict, *, chosen_by: str, able: Iterable[str]) ->
     return (
         f"{verdict.drafts} was asked for, but target verify runs on {unable.class_name} "
         f"({chosen_by}), which {fault}: {unable.because}. {works} "
-        "Choose one of these, or make the drafts a chain (--speculative-eagle-topk 1, "
-        "--speculative-ngram-max-bfs-breadth 1, or DFLASH in place of DDTREE). "
+        "Choose one of these, or make the drafts a chain (--speculative-eagle-topk 1, or DFLASH in "
+        "place of DDTREE; NGRAM's are always a tree). "
         f"{switches.ALLOW_DROPPED_MASK}=1 starts the server all the same; its output is then not "
         "the target model's."
     )

@@ -272,13 +272,18 @@ def decode_ngrams(bed: Any, rounds: list[list[list[int]]], tokens: int) -> dict[
     return found | {"moved": moved, "path": path, "steps": runner.overlay_tree_verify.steps}
 
 
-def test_ngrams_trees_on_flashmla(stock: Path, overlay: Path) -> None:
-    """SGLang takes NGRAM on CUDA only: the bed tells its guards that the CPU is that."""
+@pytest.mark.parametrize("breadth", [1, 10])
+def test_ngrams_trees_on_flashmla(stock: Path, overlay: Path, breadth: int) -> None:
+    """SGLang takes NGRAM on CUDA only: the bed tells its guards that the CPU is that.
+
+    A breadth of 1 does not make a chain: see `upstream.draft_width`.
+    """
     options = (
         ("decode_attention_backend", "flashmla"),
         ("speculative_attention_mode", "decode"),
         ("speculative_algorithm", "NGRAM"),
         ("speculative_num_draft_tokens", NODES),
+        ("speculative_ngram_max_bfs_breadth", breadth),
     )
     launch = Launch(tree=overlay, algorithm="", attention="flashinfer", options=options)
     plain = generate(Launch(tree=stock).plain(), SHORT)

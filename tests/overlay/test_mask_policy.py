@@ -170,7 +170,7 @@ def test_the_message_says_what_was_asked_what_fails_what_works_and_the_way_past(
         "mask and verify the tree as if it were a chain: it fetches the mask, never passes it on, "
         "and plans with causal=True. Backends that honour the mask on this server: triton, "
         "fa3 (sm_90). Choose one of these, or make the drafts a chain (--speculative-eagle-topk 1, "
-        "--speculative-ngram-max-bfs-breadth 1, or DFLASH in place of DDTREE). "
+        "or DFLASH in place of DDTREE; NGRAM's are always a tree). "
         "SGLANG_OVERLAY_ALLOW_DROPPED_MASK=1 starts the server all the same; its output is then "
         "not the target model's."
     )

@@ -52,6 +52,11 @@ def arguments(algorithm: str | None, attention: str, **changes: Any) -> Any:
 
 REFUSED = [
     arguments("NGRAM", "flashinfer", speculative_eagle_topk=10),
+    # A breadth of 1: every suffix that the trie knows still branches off the root.
+    arguments("NGRAM", "flashinfer"),
+    arguments("NGRAM", "fa3", mla=False),
+    arguments("NGRAM", "torch_native"),
+    arguments("NGRAM", "flashmla", page_size=64),
     arguments("EAGLE", "flashinfer", speculative_eagle_topk=2),
     arguments("EAGLE3", "flashmla", speculative_eagle_topk=4, page_size=64),
     arguments("STANDALONE", "cutlass_mla", speculative_eagle_topk=4),
@@ -70,8 +75,9 @@ ADMITTED = [
     arguments(None, "flashmla"),
     arguments("DFLASH", "flashmla", page_size=64),
     arguments("EAGLE", "flashinfer"),
-    arguments("NGRAM", "torch_native"),
+    arguments("NGRAM", "flashinfer", mla=False),
     arguments("NGRAM", "flashinfer", speculative_eagle_topk=10, mla=False),
+    arguments("NGRAM", "triton"),
     arguments("EAGLE", "triton", speculative_eagle_topk=4),
     arguments("EAGLE", "fa3", speculative_eagle_topk=4),
     arguments("EAGLE", "triton", decode="flashmla", speculative_eagle_topk=4),
