@@ -111,10 +111,15 @@ def mla_pool_moves_rows() -> bool:
 
 
 def attention_layers(model: Any) -> list[Any]:
-    """Return the attention layers of a made ``model``, in its order."""
+    """Return the attention layers of a made ``model``, in its order; empty: none can be seen."""
     from sglang.srt.layers.radix_attention import RadixAttention
 
-    return [module for module in model.modules() if isinstance(module, RadixAttention)]
+    layers = []
+    for module in model.modules():
+        # SGLang's frame around Transformers' models keeps its layers in a plain dict.
+        hidden = list((getattr(module, "attention_instances", None) or {}).values())
+        layers += [one for one in (module, *hidden) if isinstance(one, RadixAttention)]
+    return layers
 
 
 def odd_layer(layers: list[Any]) -> str | None:
@@ -136,8 +141,11 @@ def counts_rows(layers: list[Any]) -> bool:
     """Return whether a layer's kernel needs to know where in the request a query stands.
 
     A window or a temperature by position: SGLang's Triton kernel takes a draft token's row for it.
+    Where no layer can be seen, there may be one.
     """
-    return any(layer.sliding_window_size > -1 or layer.xai_temperature_len > 0 for layer in layers)
+    return not layers or any(
+        layer.sliding_window_size > -1 or layer.xai_temperature_len > 0 for layer in layers
+    )
 
 
 def cache_scale(layers: list[Any]) -> float:

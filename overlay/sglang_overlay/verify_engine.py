@@ -53,7 +53,7 @@ class Facts:
     tokens of one verify. ``splits_batches`` names the option that makes SGLang run verify on more
     backend objects than one. ``commits_trees`` is False where SGLang itself cannot keep the
     accepted path of such drafts. ``odd_layer`` says what some attention layer does that no engine
-    does.
+    does; ``hidden_layers`` that none can be asked.
     """
 
     backends: tuple[str, ...]
@@ -69,6 +69,7 @@ class Facts:
     model_dtype: str | None = None
     row_width: int | None = None
     odd_layer: str | None = None
+    hidden_layers: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +183,8 @@ def _shared_obstacles(facts: Facts) -> list[str]:
         found.append(f"an MLA row has {facts.row_width} elements, and the engines' {ROW_WIDTH}")
     if facts.odd_layer is not None:
         found.append(f"{facts.odd_layer}, which no engine does")
+    if facts.hidden_layers:
+        found.append("the model's attention layers cannot be seen")
     if facts.tree_size > MAX_TREE:
         found.append(f"a tree has {facts.tree_size} tokens, and the adapter takes {MAX_TREE}")
     if facts.splits_batches is not None:

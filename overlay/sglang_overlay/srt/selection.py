@@ -35,6 +35,7 @@ def facts_by_object(model_runner: Any, drafts: Drafts | None) -> Facts:
     names = tuple(_name_of(leaf) for leaf in found)
     # The parts of other servers need not look as theirs do.
     ours = len(names) == 1 and names[0] in BACKENDS
+    layers = upstream.attention_layers(model_runner.model) if ours else []
     return Facts(
         backends=names,
         device=server_args.device,
@@ -44,7 +45,8 @@ def facts_by_object(model_runner: Any, drafts: Drafts | None) -> Facts:
         model_dtype=str(model_runner.dtype).removeprefix("torch."),
         mla=bool(model_runner.use_mla_backend),
         row_width=upstream.row_width(model_runner.token_to_kv_pool) if ours else None,
-        odd_layer=_odd_layer(model_runner, names[0]) if ours else None,
+        odd_layer=_odd_layer(model_runner, names[0], layers) if layers else None,
+        hidden_layers=ours and not layers,
         **_common(server_args, drafts),
     )
 
@@ -104,8 +106,7 @@ def _name_of(backend: Any) -> str:
     return cls.__name__ if mask_table.row_for(cls) else f"{cls.__module__}.{cls.__name__}"
 
 
-def _odd_layer(model_runner: Any, backend: str) -> str | None:
-    layers = upstream.attention_layers(model_runner.model)
+def _odd_layer(model_runner: Any, backend: str, layers: list[Any]) -> str | None:
     # TritonAttnBackend divides what it stores by its scale in some releases and not in others.
     scale = upstream.cache_scale(layers) if backend == TRITON_BACKEND else 1.0
     if scale != 1.0:

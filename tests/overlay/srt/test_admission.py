@@ -378,6 +378,23 @@ def test_a_tree_on_a_kernel_that_counts_rows_is_refused_and_a_chain_is_not() -> 
                 admission.admit_runner(target)
 
 
+def test_a_model_whose_layers_cannot_be_seen_is_left_to_stock_and_may_have_windows(
+    attached: Attached,
+) -> None:
+    for mla in (True, False):
+        chain = runner(arguments("DFLASH", "triton", mla=mla), triton())
+        tree = runner(arguments("EAGLE", "triton", speculative_eagle_topk=4, mla=mla), triton())
+        chain.model = tree.model = []
+        drafts = Drafts(algorithm="DFLASH", width=1)
+        choice = admission.choose(drafts, selection.facts_by_object(chain, drafts))
+        assert "the model's attention layers cannot be seen" in choice.obstacles
+        admission.admit_runner(chain)
+        assert chain.overlay_identity.verify_path == "causal"
+        with pytest.raises(DroppedMaskError, match="takes a draft token's row for its position"):
+            admission.admit_runner(tree)
+    assert attached == []
+
+
 def test_keys_that_flashmla_stores_as_they_are_may_have_a_scale(attached: Attached) -> None:
     target = runner(arguments("DFLASH", "flashmla", page_size=64), flashmla())
     target.model[1] = layer(1, k_scale_float=0.5)
