@@ -43,6 +43,7 @@ class Condition(Enum):
     UNIFIED_VERIFY = "aiter unified attention in verify"
     BIDIRECTIONAL_EXTEND = "bidirectional attention in extend"
     COUNTS_ROWS = "a window or temperature by position"
+    WINDOW = "a sliding window"
     TREE_ADAPTER = "the overlay verifies"
 
 
@@ -60,7 +61,8 @@ class Kind(Enum):
 class Traits:
     """The facts that the conditions test. None means: not known yet.
 
-    ``counts_rows``: some layer needs a query's position in its request, known once the model is.
+    ``counts_rows``: some layer needs a query's position in its request; ``window``: the model has a
+    sliding window, of which backends make metadata. Both are known once the model is.
     ``tree_adapter``: the overlay verifies itself on the server's backend.
     """
 
@@ -71,6 +73,7 @@ class Traits:
     unified_verify: bool | None = None
     bidirectional_extend: bool | None = None
     counts_rows: bool = False
+    window: bool = False
     tree_adapter: bool = False
 
 
@@ -211,6 +214,8 @@ def holds(condition: Condition, traits: Traits) -> bool | None:
         return traits.unified_verify
     if condition is Condition.COUNTS_ROWS:
         return traits.counts_rows
+    if condition is Condition.WINDOW:
+        return traits.window
     if condition is Condition.TREE_ADAPTER:
         return traits.tree_adapter
     return traits.bidirectional_extend

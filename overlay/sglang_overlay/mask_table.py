@@ -118,6 +118,12 @@ ROWS: tuple[Row, ...] = (
         releases=_ALL,
         cases=(
             Case(
+                when=(Condition.WINDOW,),
+                chain=Chain.FAILS,
+                tree=Tree.FAILS,
+                because="its window metadata subtracts prefix_lens, which verify lacks",
+            ),
+            Case(
                 chain=Chain.CAUSAL,
                 tree=Tree.HONOURED,
                 because="the mask goes into the wrapper's plan, at capture and at replay",

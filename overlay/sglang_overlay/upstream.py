@@ -148,6 +148,11 @@ def counts_rows(layers: list[Any]) -> bool:
     )
 
 
+def has_window(model_runner: Any) -> bool:
+    """Return whether backends of ``model_runner`` make metadata for a sliding window."""
+    return model_runner.sliding_window_size is not None
+
+
 def cache_scale(layers: list[Any]) -> float:
     """Return the first scale of keys or values in ``layers`` that is not 1, or 1."""
     scales = (scale for layer in layers for scale in (layer.k_scale_float, layer.v_scale_float))

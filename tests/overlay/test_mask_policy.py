@@ -32,6 +32,7 @@ def tree_on(class_name: str, traits: Traits) -> Tree | None:
     [
         ("TritonAttnBackend", Traits(), Tree.HONOURED),
         ("FlashInferAttnBackend", Traits(), Tree.HONOURED),
+        ("FlashInferAttnBackend", Traits(window=True), Tree.FAILS),
         ("FlashInferMLAAttnBackend", Traits(), Tree.DROPPED),
         ("FlashMLABackend", Traits(), Tree.DROPPED),
         ("FlashMLABackend", Traits(tree_adapter=True), Tree.HONOURED),

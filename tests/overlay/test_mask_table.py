@@ -93,6 +93,12 @@ def test_the_rows_follow_the_sources_that_decide() -> None:
                 mask_table.RELEASES
             ),
         },
+        layers / "flashinfer_backend.py": {
+            "(self.sliding_window_size) + seq_lens - prefix_lens,": set(mask_table.RELEASES),
+            f"prefix_lens=None,\n{'':16}prefill_wrappers=self.prefill_wrappers_verify,": set(
+                mask_table.RELEASES
+            ),
+        },
         layers / "flashinfer_mla_backend.py": {
             "# TODO: Support topk > 1 with custom mask": set(mask_table.RELEASES)
         },

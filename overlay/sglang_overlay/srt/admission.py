@@ -68,6 +68,7 @@ def admit_runner(model_runner: Any) -> None:
         _traits_of(server_args, mla=model_runner.use_mla_backend),
         tree_adapter=choice.runs_adapter,
         counts_rows=drafts is not None and selection.counts_rows(model_runner),
+        window=upstream.has_window(model_runner),
     )
     verdict = judge_runner(model_runner.attn_backend, drafts, traits, choice)
     identity = identify(verdict, tree_size=_tree_size(server_args, choice))

@@ -134,6 +134,7 @@ def runner(args: Any, attn_backend: Any) -> Any:
         dtype="torch.bfloat16",
         model=[layer(0), layer(1)],
         token_to_kv_pool=SimpleNamespace(kv_cache_dim=576),
+        sliding_window_size=None,
         tp_rank=0,
         tp_group=SimpleNamespace(world_size=1),
     )
@@ -378,6 +379,25 @@ def test_a_tree_on_a_kernel_that_counts_rows_is_refused_and_a_chain_is_not() -> 
                 admission.admit_runner(target)
 
 
+def test_flashinfer_cannot_verify_a_model_with_windows_and_is_not_recommended_for_it(
+    attached: Attached,
+) -> None:
+    tree = arguments("EAGLE3", "flashinfer", speculative_eagle_topk=4, mla=False)
+    admission.admit_arguments(tree)
+    admission.admit_runner(runner(tree, backend("FlashInferAttnBackend")))
+    for args, name in (
+        (tree, "FlashInferAttnBackend"),
+        (arguments("EAGLE3", "triton", speculative_eagle_topk=4, mla=False), "TritonAttnBackend"),
+    ):
+        target = runner(args, backend(name))
+        target.sliding_window_size = 127
+        target.model[1] = layer(1, sliding_window_size=127)
+        with pytest.raises(DroppedMaskError) as refusal:
+            admission.admit_runner(target)
+        assert f"verify runs on {name}" in str(refusal.value)
+        assert "on this server: fa3 (sm_80 to sm_90; sm_90 for MLA), fa4." in str(refusal.value)
+
+
 def test_a_model_whose_layers_cannot_be_seen_is_left_to_stock_and_may_have_windows(
     attached: Attached,
 ) -> None:
@@ -448,7 +468,7 @@ def drafting_trees(attention: str, **changes: Any) -> Any:
 
 def ddtree_runner(args: Any, attn_backend: Any) -> Any:
     target = runner(args, attn_backend)
-    target.sliding_window_size = target.mambaish_config = None
+    target.mambaish_config = None
     target.device = "cuda"
     return target
 
