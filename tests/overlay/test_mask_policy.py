@@ -51,6 +51,21 @@ def tree_on(class_name: str, traits: Traits) -> Tree | None:
             Tree.MISREAD,
         ),
         ("FlashAttentionBackend", Traits(topk=4, mla=True, fa_version=4), Tree.FAILS),
+        (
+            "FlashAttentionBackend",
+            Traits(topk=4, mla=False, page_size=64, fa_version=3, window=True),
+            Tree.FAILS,
+        ),
+        (
+            "FlashAttentionBackend",
+            Traits(topk=4, mla=False, page_size=1, fa_version=3, window=True),
+            Tree.HONOURED,
+        ),
+        (
+            "FlashAttentionBackend",
+            Traits(topk=4, mla=False, page_size=64, fa_version=3),
+            Tree.HONOURED,
+        ),
         ("XPUAttentionBackend", Traits(topk=4, page_size=64), Tree.MISREAD),
         ("XPUAttentionBackend", Traits(topk=4, page_size=1), Tree.HONOURED),
         ("AiterAttnBackend", Traits(mla=True), Tree.DROPPED),
@@ -197,6 +212,16 @@ def test_what_would_work_depends_on_model_page_and_device() -> None:
         f"{fa3}, with --page-size 1)",
     ]
     assert able(Traits(topk=4, mla=True, page_size=1), device="cpu") == ["triton"]
+
+
+def test_a_window_rules_out_flashinfer_and_pages_on_flash_attention() -> None:
+    for page_size in (1, 64):
+        traits = Traits(topk=4, mla=False, page_size=page_size, counts_rows=True, window=True)
+        remark = "" if page_size == 1 else "with --page-size 1"
+        assert able(traits) == [
+            f"fa3 (sm_80 to sm_90; sm_90 for MLA{', ' + remark if remark else ''})",
+            f"fa4 ({remark})" if remark else "fa4",
+        ]
 
 
 def test_the_adapter_is_no_way_out_for_the_trees_that_sglang_rejects_on_it() -> None:
