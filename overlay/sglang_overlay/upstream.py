@@ -26,6 +26,12 @@ NODE_CACHES = {
     ("sglang.srt.mem_cache.hiradix_cache", "HiRadixCache"),
 }
 
+# The KV pools whose layout the verify engines read; subclasses and pools of pools have another one.
+READ_POOLS = {
+    ("sglang.srt.mem_cache.memory_pool", "MHATokenToKVPool"),
+    ("sglang.srt.mem_cache.memory_pool", "MLATokenToKVPool"),
+}
+
 # Where a backend keeps the number of query heads of its rank.
 QUERY_HEADS = {"FlashMLABackend": "num_q_heads", "TritonAttnBackend": "num_head"}
 
@@ -128,6 +134,8 @@ def odd_layer(layers: list[Any]) -> str | None:
         name = f"layer {layer.layer_id} has"
         if layer.sliding_window_size > -1:
             return f"{name} a sliding window"
+        if layer.use_irope:
+            return f"{name} a chunked window"
         if layer.logit_cap > 0:
             return f"{name} a logit cap"
         if layer.xai_temperature_len > 0:
@@ -165,6 +173,12 @@ def head_shapes(layers: list[Any]) -> set[tuple[int, int, int, int]]:
         (layer.tp_q_head_num, layer.tp_k_head_num, layer.qk_head_dim, layer.v_head_dim)
         for layer in layers
     }
+
+
+def odd_pool(pool: Any) -> str | None:
+    """Return the class name of a KV ``pool`` that is not one of `READ_POOLS`, or None."""
+    cls = type(pool)
+    return None if (cls.__module__, cls.__name__) in READ_POOLS else cls.__name__
 
 
 def row_width(pool: Any) -> int | None:

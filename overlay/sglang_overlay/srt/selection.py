@@ -45,6 +45,7 @@ def facts_by_object(model_runner: Any, drafts: Drafts | None) -> Facts:
         model_dtype=str(model_runner.dtype).removeprefix("torch."),
         mla=bool(model_runner.use_mla_backend),
         row_width=upstream.row_width(model_runner.token_to_kv_pool) if ours else None,
+        odd_pool=upstream.odd_pool(model_runner.token_to_kv_pool) if ours else None,
         odd_layer=_odd_layer(model_runner, names[0], layers) if layers else None,
         hidden_layers=ours and not layers,
         **_common(server_args, drafts),

@@ -133,11 +133,19 @@ def runner(args: Any, attn_backend: Any) -> Any:
         kv_cache_dtype="torch.bfloat16",
         dtype="torch.bfloat16",
         model=[layer(0), layer(1)],
-        token_to_kv_pool=SimpleNamespace(kv_cache_dim=576),
+        token_to_kv_pool=pool("MLATokenToKVPool" if args.mla else "MHATokenToKVPool"),
         sliding_window_size=None,
         tp_rank=0,
         tp_group=SimpleNamespace(world_size=1),
     )
+
+
+def pool(name: str, module: str = "memory_pool") -> Any:
+    """Return an object whose class has the name and module of SGLang's KV pool."""
+    made = type(name, (), {"__module__": f"sglang.srt.mem_cache.{module}"})()
+    if name.startswith("MLA"):
+        made.kv_cache_dim = 576
+    return made
 
 
 def layer(number: int, **changes: Any) -> Any:
@@ -147,6 +155,7 @@ def layer(number: int, **changes: Any) -> Any:
         "sliding_window_size": -1,
         "logit_cap": 0.0,
         "xai_temperature_len": -1,
+        "use_irope": False,
         "is_cross_attention": False,
         "attn_type": SimpleNamespace(value="decoder"),
         "k_scale_float": None,
@@ -314,6 +323,7 @@ def test_dflash_on_triton_runs_the_adapter(
         ({"sliding_window_size": 128}, "layer 1 has a sliding window"),
         ({"logit_cap": 30.0}, "layer 1 has a logit cap"),
         ({"xai_temperature_len": 1024}, "layer 1 has a temperature by position"),
+        ({"use_irope": True}, "layer 1 has a chunked window"),
         ({"is_cross_attention": True}, "layer 1 has another mask than the causal one"),
         ({"attn_type": SimpleNamespace(value="encoder_only")}, "another mask than the causal one"),
         ({"k_scale_float": 0.5}, "keys or values have a scale of 0.5"),
@@ -347,11 +357,31 @@ def test_a_model_without_mla_is_verified_on_triton_where_its_heads_allow(
     args = arguments("DFLASH", "triton", mla=False, page_size=64)
     target = runner(args, triton())
     target.model[1] = layer(1, **changes)
-    target.token_to_kv_pool = SimpleNamespace()
     with caplog.at_level(logging.INFO):
         admission.admit_runner(target)
     assert bool(attached) == (not reason)
     assert reason in caplog.records[1].message
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("SWAKVPool", "swa_memory_pool"),
+        ("MHATokenToKVPoolFP4", "memory_pool"),
+        ("NoOpMHATokenToKVPool", "memory_pool"),
+        ("MHATokenToKVPool", "of_a_fork"),
+    ],
+)
+def test_a_pool_that_no_engine_reads_keeps_stock(
+    name: str, module: str, attached: Attached, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A pool with two slot spaces is made for a model whose layers may all look plain."""
+    target = runner(arguments("DFLASH", "triton", mla=False), triton())
+    target.token_to_kv_pool = pool(name, module)
+    with caplog.at_level(logging.INFO):
+        admission.admit_runner(target)
+    assert attached == []
+    assert f"the KV pool is a {name}, whose slots no engine reads" in caplog.records[1].message
 
 
 def test_heads_that_are_too_wide_keep_stock(attached: Attached) -> None:
