@@ -27,10 +27,8 @@ NODE_CACHES = {
 }
 
 # The KV pools whose layout the verify engines read; subclasses and pools of pools have another one.
-READ_POOLS = {
-    ("sglang.srt.mem_cache.memory_pool", "MHATokenToKVPool"),
-    ("sglang.srt.mem_cache.memory_pool", "MLATokenToKVPool"),
-}
+MLA_POOL = ("sglang.srt.mem_cache.memory_pool", "MLATokenToKVPool")
+READ_POOLS = {("sglang.srt.mem_cache.memory_pool", "MHATokenToKVPool"), MLA_POOL}
 
 # Where a backend keeps the number of query heads of its rank.
 QUERY_HEADS = {"FlashMLABackend": "num_q_heads", "TritonAttnBackend": "num_head"}
@@ -114,6 +112,18 @@ def mla_pool_moves_rows() -> bool:
     from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
 
     return hasattr(MLATokenToKVPool, "move_kv_cache")
+
+
+def moves_rows(pool: Any) -> bool:
+    """Return whether the made KV ``pool`` can move rows.
+
+    What the overlay gives the MLA pool refuses its subclasses: see `pool_hooks`.
+    """
+    owner = next((cls for cls in type(pool).__mro__ if "move_kv_cache" in vars(cls)), None)
+    inner = getattr(pool, "full_kv_pool", None)
+    if owner is None or (inner is not None and not moves_rows(inner)):
+        return False
+    return (owner.__module__, owner.__name__) != MLA_POOL or type(pool) is owner
 
 
 def attention_layers(model: Any) -> list[Any]:

@@ -195,7 +195,7 @@ def _shared_obstacles(facts: Facts) -> list[str]:
         found.append(f"{facts.splits_batches} verifies on several backend objects")
     if not facts.commits_trees:
         found.append(
-            "SGLang cannot keep an accepted path of these drafts: its MLA pool has no move_kv_cache"
+            "SGLang cannot keep an accepted path of these drafts: its KV pool cannot move rows"
         )
     return found
 

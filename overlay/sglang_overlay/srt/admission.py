@@ -29,6 +29,10 @@ from sglang_overlay.verify_engine import Choice, Facts
 logger = logging.getLogger(__name__)
 
 
+class UnkeptTreeError(ValueError):
+    """SGLang cannot keep the accepted path of a draft tree in this server's KV pool."""
+
+
 def admit_arguments(server_args: Any) -> None:
     """Judge the resolved ``server_args`` by backend name.
 
@@ -59,11 +63,13 @@ def admit_runner(model_runner: Any) -> None:
     Raises:
         DroppedMaskError: the drafts branch and a verify backend does not honour their mask.
         ImpossibleVerifyError: a switch asks for a verify engine that this server cannot have.
+        UnkeptTreeError: the commit of an accepted path would fail, whoever verifies.
         MixedOverlayError: another tensor-parallel rank runs another overlay, or none.
     """
     server_args = model_runner.server_args
     drafts = _drafts_of(server_args)
-    choice = choose(drafts, selection.facts_by_object(model_runner, drafts))
+    facts = selection.facts_by_object(model_runner, drafts)
+    choice = choose(drafts, facts)
     traits = replace(
         _traits_of(server_args, mla=model_runner.use_mla_backend),
         tree_adapter=choice.runs_adapter,
@@ -81,6 +87,13 @@ def admit_runner(model_runner: Any) -> None:
         ranks.compare(model_runner.tp_group, identity)
     _, chosen_by = upstream.verify_backend_name(server_args)
     _enforce(verdict, chosen_by=chosen_by, traits=traits, device=server_args.device)
+    if not facts.commits_trees:
+        raise UnkeptTreeError(
+            f"{drafts} was asked for with --page-size {server_args.page_size}, but SGLang cannot "
+            "keep an accepted path there: it would have to move KV rows, which the server's "
+            f"{type(model_runner.token_to_kv_pool).__name__} cannot. Set --page-size 1 or another "
+            "--kv-cache-dtype, or make the drafts a chain"
+        )
     if drafts is not None and choice.runs_adapter:
         selection.attach(model_runner, drafts, choice.engine)
     if registration.is_asked_for(server_args):

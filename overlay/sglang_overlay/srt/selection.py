@@ -24,7 +24,11 @@ def facts_by_name(server_args: Any, drafts: Drafts, class_name: str) -> Facts:
         cache_dtype=upstream.CACHE_DTYPES.get(cache, cache),
         model_dtype=upstream.MODEL_DTYPES.get(server_args.dtype, server_args.dtype),
         mla=server_args.use_mla_backend(),
-        **_common(server_args, drafts),
+        **_common(
+            server_args,
+            drafts,
+            moves_rows=not server_args.use_mla_backend() or upstream.mla_pool_moves_rows(),
+        ),
     )
 
 
@@ -48,7 +52,9 @@ def facts_by_object(model_runner: Any, drafts: Drafts | None) -> Facts:
         odd_pool=upstream.odd_pool(model_runner.token_to_kv_pool) if ours else None,
         odd_layer=_odd_layer(model_runner, names[0], layers) if layers else None,
         hidden_layers=ours and not layers,
-        **_common(server_args, drafts),
+        **_common(
+            server_args, drafts, moves_rows=upstream.moves_rows(model_runner.token_to_kv_pool)
+        ),
     )
 
 
@@ -121,15 +127,14 @@ def _odd_layer(model_runner: Any, backend: str, layers: list[Any]) -> str | None
     return upstream.odd_layer(layers)
 
 
-def _common(server_args: Any, drafts: Drafts | None) -> dict[str, Any]:
+def _common(server_args: Any, drafts: Drafts | None, *, moves_rows: bool) -> dict[str, Any]:
     # Only SGLang's own trees are committed by SGLang; a chain needs no row moved.
     stock_tree = (
         drafts is not None and drafts.branches and drafts.algorithm in upstream.TREE_ALGORITHMS
     )
-    moves_rows = server_args.page_size == 1 or upstream.mla_pool_moves_rows()
     return {
         "tree_size": int(server_args.speculative_num_draft_tokens or 0),
         "deterministic": bool(server_args.enable_deterministic_inference),
         "splits_batches": upstream.splits_batches(server_args),
-        "commits_trees": not stock_tree or moves_rows,
+        "commits_trees": not stock_tree or server_args.page_size == 1 or moves_rows,
     }

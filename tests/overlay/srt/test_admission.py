@@ -140,9 +140,12 @@ def runner(args: Any, attn_backend: Any) -> Any:
     )
 
 
-def pool(name: str, module: str = "memory_pool") -> Any:
+def pool(
+    name: str, module: str = "memory_pool", base: type = object, *, moves: bool = False
+) -> Any:
     """Return an object whose class has the name and module of SGLang's KV pool."""
-    made = type(name, (), {"__module__": f"sglang.srt.mem_cache.{module}"})()
+    fields = {"__module__": f"sglang.srt.mem_cache.{module}"}
+    made = type(name, (base,), fields | ({"move_kv_cache": print} if moves else {}))()
     if name.startswith("MLA"):
         made.kv_cache_dim = 576
     return made
@@ -243,6 +246,7 @@ def test_a_tree_on_flashmla_is_admitted_where_the_adapter_runs(
     monkeypatch.setattr(upstream, "mla_pool_moves_rows", lambda: True)
     admission.admit_arguments(PAGED_TREE)
     target = runner(PAGED_TREE, flashmla())
+    target.token_to_kv_pool = pool("MLATokenToKVPool", moves=True)
     admission.admit_runner(target)
     assert attached == [(target, "EAGLE (a tree of width 4)", "flashmla")]
     assert target.overlay_identity.verify_path == "flashmla-tree"
@@ -460,6 +464,49 @@ def test_a_stock_tree_commits_on_page_one_without_moving_rows(attached: Attached
     for page_size, commits in ((1, True), (64, False)):
         args = arguments("EAGLE", "triton", speculative_eagle_topk=4, page_size=page_size)
         assert selection.facts_by_name(args, drafts, "X").commits_trees is commits
+
+
+MLA = pool("MLATokenToKVPool", moves=True)
+MHA = pool("MHATokenToKVPool", moves=True)
+FP4 = pool("MLATokenToKVPoolFP4", base=type(MLA))
+
+
+@pytest.mark.parametrize(
+    ("found", "moves"),
+    [
+        (MLA, True),
+        (MHA, True),
+        (pool("MLATokenToKVPool"), False),
+        (FP4, False),
+        (pool("ScaledPool", base=type(MHA)), True),
+        (pool("OfAFork", base=type(MLA), moves=True), True),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_pool_moves_rows_by_a_method_that_takes_its_class(found: Any, *, moves: bool) -> None:
+    assert upstream.moves_rows(found) == moves
+    both = pool("HybridLinearKVPool", moves=True)
+    both.full_kv_pool = found
+    assert upstream.moves_rows(both) == moves
+
+
+def test_a_stock_tree_whose_path_cannot_be_kept_does_not_start(
+    monkeypatch: pytest.MonkeyPatch, attached: Attached
+) -> None:
+    """An FP4 cache of an MLA model: the commit raised while serving, whoever had verified."""
+    monkeypatch.setattr(upstream, "mla_pool_moves_rows", lambda: True)
+    for page_size, topk, kept in ((64, 4, MLA), (64, 1, FP4), (1, 4, FP4), (64, 4, FP4)):
+        args = arguments("EAGLE", "triton", speculative_eagle_topk=topk, page_size=page_size)
+        admission.admit_arguments(args)
+        target = runner(args, triton())
+        target.token_to_kv_pool = kept
+        if (page_size, topk, kept) != (64, 4, FP4):
+            admission.admit_runner(target)
+            continue
+        with pytest.raises(
+            admission.UnkeptTreeError, match="which the server's MLATokenToKVPoolFP4 cannot"
+        ):
+            admission.admit_runner(target)
 
 
 def test_a_class_that_only_has_the_name_runs_no_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
