@@ -10,7 +10,7 @@ from typing import Any
 from sglang_overlay import mask_table, upstream
 from sglang_overlay.mask_policy import Drafts
 from sglang_overlay.srt.verify_backend import leaves
-from sglang_overlay.verify_engine import BACKENDS, MAX_WIDTH, TRITON_BACKEND, Facts
+from sglang_overlay.verify_engine import BACKENDS, MAX_WIDTH, Facts
 
 
 def facts_by_name(server_args: Any, drafts: Drafts, class_name: str) -> Facts:
@@ -50,7 +50,7 @@ def facts_by_object(model_runner: Any, drafts: Drafts | None) -> Facts:
         mla=bool(model_runner.use_mla_backend),
         row_width=upstream.row_width(model_runner.token_to_kv_pool) if ours else None,
         odd_pool=upstream.odd_pool(model_runner.token_to_kv_pool) if ours else None,
-        odd_layer=_odd_layer(model_runner, names[0], layers) if layers else None,
+        odd_layer=_odd_layer(model_runner, layers) if layers else None,
         hidden_layers=ours and not layers,
         **_common(
             server_args, drafts, moves_rows=upstream.moves_rows(model_runner.token_to_kv_pool)
@@ -113,10 +113,11 @@ def _name_of(backend: Any) -> str:
     return cls.__name__ if mask_table.row_for(cls) else f"{cls.__module__}.{cls.__name__}"
 
 
-def _odd_layer(model_runner: Any, backend: str, layers: list[Any]) -> str | None:
-    # TritonAttnBackend divides what it stores by its scale in some releases and not in others.
-    scale = upstream.cache_scale(layers) if backend == TRITON_BACKEND else 1.0
-    if scale != 1.0:
+def _odd_layer(model_runner: Any, layers: list[Any]) -> str | None:
+    # TritonAttnBackend divides what it stores by its scale in some releases and not in others,
+    # also where it prefills alone.
+    scale = upstream.cache_scale(layers)
+    if scale != 1.0 and "triton" in model_runner.server_args.get_attention_backends():
         return f"keys or values have a scale of {scale}"
     if not model_runner.use_mla_backend:
         shapes = upstream.head_shapes(layers)

@@ -449,6 +449,26 @@ def test_a_model_whose_layers_cannot_be_seen_is_left_to_stock_and_may_have_windo
     assert attached == []
 
 
+def test_keys_that_triton_stores_in_prefill_may_have_no_scale(
+    monkeypatch: pytest.MonkeyPatch, attached: Attached
+) -> None:
+    """It divides them by the scale; FlashMLA's pool and the engines know none."""
+    monkeypatch.setattr(upstream, "verify_backend_of_hybrid", lambda hybrid: hybrid.verifies)
+    args = arguments(
+        "DDTREE",
+        "triton",
+        decode="flashmla",
+        speculative_attention_mode="decode",
+        page_size=64,
+    )
+    target = runner(args, backend("HybridAttnBackend", verifies=flashmla()))
+    for scale, known in ((None, ()), (1.0, ()), (0.5, ("keys or values have a scale of 0.5",))):
+        target.model[1] = layer(1, k_scale_float=scale)
+        facts = selection.facts_by_object(target, Drafts(algorithm="DDTREE", width=15))
+        assert facts.backends == ("FlashMLABackend",)
+        assert facts.odd_layer == (known[0] if known else None)
+
+
 def test_keys_that_flashmla_stores_as_they_are_may_have_a_scale(attached: Attached) -> None:
     target = runner(arguments("DFLASH", "flashmla", page_size=64), flashmla())
     target.model[1] = layer(1, k_scale_float=0.5)
