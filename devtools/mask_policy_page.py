@@ -32,7 +32,8 @@ attention backend applies the mask that it is given.
 - **EAGLE, EAGLE3, STANDALONE, FROZEN_KV_MTP** (the last from 0.5.12 on) draft a chain with
   `--speculative-eagle-topk 1` and a tree above that. **NGRAM** always drafts a tree, with
   `--speculative-ngram-max-bfs-breadth 1` too (its default is 10): every suffix of the text that
-  its trie knows goes on from the root.
+  its trie knows goes on from the root. An algorithm that others **registered** (from 0.5.12 on)
+  is judged by its `--speculative-eagle-topk`, 1 where that is not set.
 - A tree on a backend that would not honour its mask is **refused before the server serves**. The
   message names the backend, the reason and what would work. A chain is never refused.
 - `{switches.ALLOW_DROPPED_MASK}=1` starts such a server all the same, with the same text

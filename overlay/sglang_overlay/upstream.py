@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-# Algorithms whose drafts branch when speculative_eagle_topk > 1; NGRAM's always do. SGLang writes
-# NGRAM's breadth into the same argument before the overlay looks at it.
+# SGLang's own algorithms whose drafts branch when speculative_eagle_topk > 1; NGRAM's always do.
+# SGLang writes NGRAM's breadth into the same argument before the overlay looks at it.
 TREE_ALGORITHMS = frozenset({"EAGLE", "EAGLE3", "STANDALONE", "FROZEN_KV_MTP", "NGRAM"})
 
 # The wrappers, and the attributes that lead from each to the backends that it runs in verify.
@@ -54,8 +54,9 @@ def release() -> str:
 
 def draft_width(server_args: Any) -> int:
     """Return how wide the drafts of the resolved ``server_args`` can branch; 1 is a chain."""
-    if server_args.speculative_algorithm not in TREE_ALGORITHMS:
+    if server_args.speculative_algorithm == "DFLASH":
         return 1
+    # A registered algorithm that nobody here knows is taken at its word too.
     width = int(server_args.speculative_eagle_topk or 1)
     # The breadth bounds each node of NGRAM's trie. Every suffix of the text that the trie knows
     # goes on from the root of the drafts, and so do the tokens that fill them up.

@@ -61,6 +61,8 @@ REFUSED = [
     arguments("EAGLE3", "flashmla", speculative_eagle_topk=4, page_size=64),
     arguments("STANDALONE", "cutlass_mla", speculative_eagle_topk=4),
     arguments("EAGLE", "torch_native", speculative_eagle_topk=2),
+    # A registered algorithm of somebody else's.
+    arguments("PLUGIN", "flashinfer", speculative_eagle_topk=4),
     arguments("EAGLE", "out_of_tree", speculative_eagle_topk=2),
     arguments(
         "EAGLE",
@@ -75,6 +77,7 @@ ADMITTED = [
     arguments(None, "flashmla"),
     arguments("DFLASH", "flashmla", page_size=64),
     arguments("EAGLE", "flashinfer"),
+    arguments("PLUGIN", "flashmla", speculative_eagle_topk=None, page_size=64),
     arguments("NGRAM", "flashinfer", mla=False),
     arguments("NGRAM", "flashinfer", speculative_eagle_topk=10, mla=False),
     arguments("NGRAM", "triton"),
