@@ -35,7 +35,8 @@ attention backend applies the mask that it is given.
   its trie knows goes on from the root. An algorithm that others **registered** (from 0.5.12 on)
   is judged by its `--speculative-eagle-topk`, 1 where that is not set.
 - A tree on a backend that would not honour its mask is **refused before the server serves**. The
-  message names the backend, the reason and what would work. A chain is never refused.
+  message names the backend, the reason and what would work. A chain is never refused, nor is a
+  server with `--disaggregation-mode prefill`, which verifies nothing.
 - `{switches.ALLOW_DROPPED_MASK}=1` starts such a server all the same, with the same text
   as a warning. Its output is then not the target model's. `{switches.DISABLE}=1` switches
   the whole overlay off.

@@ -152,11 +152,13 @@ class Verdict:
     """The judgement on a whole server: one entry per backend that verify runs.
 
     ``tree_engine`` names the overlay's engine where it verifies; None where SGLang's own code does.
+    ``only_prefills``: the server leaves every verify to another one, so that nothing is judged.
     """
 
     drafts: Drafts | None  # None: no speculative decoding
     judgements: tuple[Judgement, ...] = ()
     tree_engine: str | None = None
+    only_prefills: bool = False
 
     @property
     def unable(self) -> Judgement | None:
@@ -178,6 +180,8 @@ class Verdict:
         """The verdict in a few words, as in the start-up line, server info and the metric."""
         if self.drafts is None:
             return "no speculative decoding"
+        if self.only_prefills:
+            return "a prefill server verifies nothing"
         worst = self.unable or self.judgements[0]
         if not worst.known:
             return "unknown backend class"
@@ -190,7 +194,7 @@ class Verdict:
 
         ``none``, ``causal``, ``stock-mask``, or the overlay's engine with ``-tree`` behind it.
         """
-        if self.drafts is None:
+        if self.drafts is None or self.only_prefills:
             return "none"
         if self.tree_engine is not None:
             return f"{self.tree_engine}-tree"

@@ -87,6 +87,11 @@ def splits_batches(server_args: Any) -> str | None:
     return "--enable-pdmux" if server_args.enable_pdmux else None
 
 
+def only_prefills(server_args: Any) -> bool:
+    """Return whether the server leaves every verify to another one (``--disaggregation-mode``)."""
+    return bool(server_args.disaggregation_mode == "prefill")
+
+
 def largest_graph_batch(server_args: Any, requests: int) -> int:
     """Return the largest batch that SGLang captures a CUDA graph for: ``requests``, rounded up.
 

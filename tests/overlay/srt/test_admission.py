@@ -43,6 +43,7 @@ def arguments(algorithm: str | None, attention: str, **changes: Any) -> Any:
         "enable_deterministic_inference": False,
         "enable_two_batch_overlap": False,
         "enable_pdmux": False,
+        "disaggregation_mode": "null",
     } | changes
     args = SimpleNamespace(**fields)
     args.get_attention_backends = lambda: (args.attention_backend, args.decode)
@@ -230,6 +231,27 @@ def test_without_speculation_nothing_is_judged() -> None:
     admission.admit_runner(target)
     assert target.overlay_identity.mask_policy == "no speculative decoding"
     assert target.overlay_identity.verify_path == "none"
+
+
+@pytest.mark.parametrize("engine", ["", "portable", "flashmla", "stock"])
+def test_a_server_that_only_prefills_is_not_held_to_a_verify_that_it_never_runs(
+    engine: str, attached: Attached, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setattr(switches, "ACTIVE", Switches(verify_engine=engine))
+    changes = {"speculative_eagle_topk": 4, "mla": True}
+    args = arguments("EAGLE", "flashinfer", disaggregation_mode="prefill", **changes)
+    admission.admit_arguments(args)
+    target = runner(args, backend("FlashInferMLAAttnBackend"))
+    with caplog.at_level(logging.INFO):
+        admission.admit_runner(target)
+    assert target.overlay_identity.mask_policy == "a prefill server verifies nothing"
+    assert (target.overlay_identity.verify_path, attached) == ("none", [])
+    assert caplog.records[1].message == (
+        "Verify engine: stock, because a prefill server verifies nothing"
+    )
+    args.disaggregation_mode = "decode"
+    with pytest.raises((DroppedMaskError, ImpossibleVerifyError)):
+        admission.admit_runner(target)
 
 
 PAGED_TREE = arguments("EAGLE", "flashmla", speculative_eagle_topk=4, page_size=64)
