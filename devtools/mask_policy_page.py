@@ -54,7 +54,8 @@ Which backend verifies: with different prefill and decode backends, the *prefill
 recurrent layers, the weaker half decides. A class that is not in the table counts as unable.
 
 SGLang has rules of its own for trees at page sizes above one (EAGLE: `flashinfer` and `fa3` only;
-NGRAM: `flashinfer` only) and takes NGRAM on CUDA devices only. They come first.
+NGRAM with a breadth above 1: `flashinfer` only) and takes NGRAM on CUDA devices only. They come
+first.
 
 The rows were read from the code of each release. Most of the hardware was not at hand: a row says
 what the code does with the mask, not that the backend was run.
