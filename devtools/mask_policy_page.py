@@ -30,10 +30,13 @@ attention backend applies the mask that it is given.
   `mask`; stock SGLang builds one of O(batch × draft tokens × context) entries for every backend
   outside a list of five.
 - **EAGLE, EAGLE3, STANDALONE, FROZEN_KV_MTP** (the last from 0.5.12 on) draft a chain with
-  `--speculative-eagle-topk 1` and a tree above that. **NGRAM** drafts a tree unless
-  `--speculative-ngram-max-bfs-breadth` is 1 (its default is 10).
+  `--speculative-eagle-topk 1` and a tree above that. **NGRAM** always drafts a tree, with
+  `--speculative-ngram-max-bfs-breadth 1` too (its default is 10): every suffix of the text that
+  its trie knows goes on from the root. An algorithm that others **registered** (from 0.5.12 on)
+  is judged by its `--speculative-eagle-topk`, 1 where that is not set.
 - A tree on a backend that would not honour its mask is **refused before the server serves**. The
-  message names the backend, the reason and what would work. A chain is never refused.
+  message names the backend, the reason and what would work. A chain is never refused, nor is a
+  server with `--disaggregation-mode prefill`, which verifies nothing.
 - `{switches.ALLOW_DROPPED_MASK}=1` starts such a server all the same, with the same text
   as a warning. Its output is then not the target model's. `{switches.DISABLE}=1` switches
   the whole overlay off.
@@ -51,7 +54,8 @@ Which backend verifies: with different prefill and decode backends, the *prefill
 recurrent layers, the weaker half decides. A class that is not in the table counts as unable.
 
 SGLang has rules of its own for trees at page sizes above one (EAGLE: `flashinfer` and `fa3` only;
-NGRAM: `flashinfer` only) and takes NGRAM on CUDA devices only. They come first.
+NGRAM with a breadth above 1: `flashinfer` only) and takes NGRAM on CUDA devices only. They come
+first.
 
 The rows were read from the code of each release. Most of the hardware was not at hand: a row says
 what the code does with the mask, not that the backend was run.
@@ -83,10 +87,10 @@ def page() -> str:
 
 def _table(rows: Iterator[Row]) -> str:
     head = (
-        "| backend class | `--attention-backend` | when | DFLASH | EAGLE family, topk 1; "
-        "NGRAM, breadth 1 | EAGLE family, topk > 1 | NGRAM, breadth > 1 | reason |"
+        "| backend class | `--attention-backend` | when | DFLASH | EAGLE family, topk 1 | "
+        "EAGLE family, topk > 1 | NGRAM, breadth 1 | NGRAM, breadth > 1 | reason |"
     )
-    lines = [head, "|---" * 8 + "|"]
+    lines = [head, "|---" * 9 + "|"]
     lines += [line for row in rows for line in _lines(row)]
     return "\n".join(lines) + "\n"
 
@@ -97,9 +101,11 @@ def _lines(row: Row) -> Iterator[str]:
     wide_decided = False
     for case in row.cases:
         tree = "—" if wide_decided else _TREE[case.tree]
-        cells = [f"`{row.class_name}`", names, _when(case), *_chains(case), tree, tree]
+        # NGRAM's trees have its breadth as their topk.
+        narrow = "—" if Condition.TOPK_ABOVE_ONE in case.when else _TREE[case.tree]
+        cells = [f"`{row.class_name}`", names, _when(case), *_chains(case), tree, narrow, tree]
         yield "| " + " | ".join([*cells, case.because]) + " |"
-        # SGLang's own trees all have topk > 1: they never reach a case behind this one.
+        # Other trees of SGLang's own have topk > 1: they never reach a case behind this one.
         wide_decided = wide_decided or case.when == (Condition.TOPK_ABOVE_ONE,)
 
 

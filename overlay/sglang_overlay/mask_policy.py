@@ -43,6 +43,7 @@ class Condition(Enum):
     UNIFIED_VERIFY = "aiter unified attention in verify"
     BIDIRECTIONAL_EXTEND = "bidirectional attention in extend"
     COUNTS_ROWS = "a window or temperature by position"
+    WINDOW = "a sliding window"
     TREE_ADAPTER = "the overlay verifies"
 
 
@@ -60,7 +61,8 @@ class Kind(Enum):
 class Traits:
     """The facts that the conditions test. None means: not known yet.
 
-    ``counts_rows``: some layer needs a query's position in its request, known once the model is.
+    ``counts_rows``: some layer needs a query's position in its request; ``window``: the model has a
+    sliding window, of which backends make metadata. Both are known once the model is.
     ``tree_adapter``: the overlay verifies itself on the server's backend.
     """
 
@@ -71,6 +73,7 @@ class Traits:
     unified_verify: bool | None = None
     bidirectional_extend: bool | None = None
     counts_rows: bool = False
+    window: bool = False
     tree_adapter: bool = False
 
 
@@ -149,11 +152,13 @@ class Verdict:
     """The judgement on a whole server: one entry per backend that verify runs.
 
     ``tree_engine`` names the overlay's engine where it verifies; None where SGLang's own code does.
+    ``only_prefills``: the server leaves every verify to another one, so that nothing is judged.
     """
 
     drafts: Drafts | None  # None: no speculative decoding
     judgements: tuple[Judgement, ...] = ()
     tree_engine: str | None = None
+    only_prefills: bool = False
 
     @property
     def unable(self) -> Judgement | None:
@@ -175,6 +180,8 @@ class Verdict:
         """The verdict in a few words, as in the start-up line, server info and the metric."""
         if self.drafts is None:
             return "no speculative decoding"
+        if self.only_prefills:
+            return "a prefill server verifies nothing"
         worst = self.unable or self.judgements[0]
         if not worst.known:
             return "unknown backend class"
@@ -187,7 +194,7 @@ class Verdict:
 
         ``none``, ``causal``, ``stock-mask``, or the overlay's engine with ``-tree`` behind it.
         """
-        if self.drafts is None:
+        if self.drafts is None or self.only_prefills:
             return "none"
         if self.tree_engine is not None:
             return f"{self.tree_engine}-tree"
@@ -211,6 +218,8 @@ def holds(condition: Condition, traits: Traits) -> bool | None:
         return traits.unified_verify
     if condition is Condition.COUNTS_ROWS:
         return traits.counts_rows
+    if condition is Condition.WINDOW:
+        return traits.window
     if condition is Condition.TREE_ADAPTER:
         return traits.tree_adapter
     return traits.bidirectional_extend
@@ -304,8 +313,8 @@ def refusal_message(verdict: Verdict, *, chosen_by: str, able: Iterable[str]) ->
     return (
         f"{verdict.drafts} was asked for, but target verify runs on {unable.class_name} "
         f"({chosen_by}), which {fault}: {unable.because}. {works} "
-        "Choose one of these, or make the drafts a chain (--speculative-eagle-topk 1, "
-        "--speculative-ngram-max-bfs-breadth 1, or DFLASH in place of DDTREE). "
+        "Choose one of these, or make the drafts a chain (--speculative-eagle-topk 1, or DFLASH in "
+        "place of DDTREE; NGRAM's are always a tree). "
         f"{switches.ALLOW_DROPPED_MASK}=1 starts the server all the same; its output is then not "
         "the target model's."
     )

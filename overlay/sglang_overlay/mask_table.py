@@ -44,6 +44,12 @@ _CASCADE_MISREADS = Case(
     tree=Tree.MISREAD,
     because="its second pass looks slots up in a cache that is viewed in pages (MLA only)",
 )
+_CASCADE_WINDOW_FAILS = Case(
+    when=(Condition.TOPK_ABOVE_ONE, Condition.PAGE_ABOVE_ONE, Condition.WINDOW),
+    chain=Chain.CAUSAL,
+    tree=Tree.FAILS,
+    because="its metadata for the window in a tree asserts page size 1",
+)
 _CASCADE_HONOURS = Case(
     when=(Condition.TOPK_ABOVE_ONE,),
     chain=Chain.CAUSAL,
@@ -118,6 +124,12 @@ ROWS: tuple[Row, ...] = (
         releases=_ALL,
         cases=(
             Case(
+                when=(Condition.WINDOW,),
+                chain=Chain.FAILS,
+                tree=Tree.FAILS,
+                because="its window metadata subtracts prefix_lens, which verify lacks",
+            ),
+            Case(
                 chain=Chain.CAUSAL,
                 tree=Tree.HONOURED,
                 because="the mask goes into the wrapper's plan, at capture and at replay",
@@ -175,6 +187,7 @@ ROWS: tuple[Row, ...] = (
                 because="its absorbed MLA path asserts FlashAttention 3",
             ),
             _CASCADE_MISREADS,
+            _CASCADE_WINDOW_FAILS,
             _CASCADE_HONOURS,
             _CASCADE_OFF,
         ),
@@ -183,7 +196,7 @@ ROWS: tuple[Row, ...] = (
         class_name="MusaFlashAttentionBackend",
         module="sglang.srt.hardware_backend.musa.attention.flashattention_backend",
         releases=_ALL,
-        cases=(_CASCADE_MISREADS, _CASCADE_HONOURS, _CASCADE_OFF),
+        cases=(_CASCADE_MISREADS, _CASCADE_WINDOW_FAILS, _CASCADE_HONOURS, _CASCADE_OFF),
     ),
     Row(
         class_name="XPUAttentionBackend",

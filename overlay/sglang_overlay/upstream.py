@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-# Algorithms whose drafts branch when speculative_eagle_topk > 1. SGLang writes NGRAM's breadth into
-# the same argument before the overlay looks at it.
+# SGLang's own algorithms whose drafts branch when speculative_eagle_topk > 1; NGRAM's always do.
+# SGLang writes NGRAM's breadth into the same argument before the overlay looks at it.
 TREE_ALGORITHMS = frozenset({"EAGLE", "EAGLE3", "STANDALONE", "FROZEN_KV_MTP", "NGRAM"})
 
 # The wrappers, and the attributes that lead from each to the backends that it runs in verify.
@@ -25,6 +25,10 @@ NODE_CACHES = {
     ("sglang.srt.mem_cache.radix_cache", "RadixCache"),
     ("sglang.srt.mem_cache.hiradix_cache", "HiRadixCache"),
 }
+
+# The KV pools whose layout the verify engines read; subclasses and pools of pools have another one.
+MLA_POOL = ("sglang.srt.mem_cache.memory_pool", "MLATokenToKVPool")
+READ_POOLS = {("sglang.srt.mem_cache.memory_pool", "MHATokenToKVPool"), MLA_POOL}
 
 # Where a backend keeps the number of query heads of its rank.
 QUERY_HEADS = {"FlashMLABackend": "num_q_heads", "TritonAttnBackend": "num_head"}
@@ -50,9 +54,13 @@ def release() -> str:
 
 def draft_width(server_args: Any) -> int:
     """Return how wide the drafts of the resolved ``server_args`` can branch; 1 is a chain."""
-    if server_args.speculative_algorithm not in TREE_ALGORITHMS:
+    if server_args.speculative_algorithm == "DFLASH":
         return 1
-    return int(server_args.speculative_eagle_topk or 1)
+    # A registered algorithm that nobody here knows is taken at its word too.
+    width = int(server_args.speculative_eagle_topk or 1)
+    # The breadth bounds each node of NGRAM's trie. Every suffix of the text that the trie knows
+    # goes on from the root of the drafts, and so do the tokens that fill them up.
+    return max(width, 2) if server_args.speculative_algorithm == "NGRAM" else width
 
 
 def verify_backend_name(server_args: Any) -> tuple[str, str]:
@@ -77,6 +85,11 @@ def splits_batches(server_args: Any) -> str | None:
     if getattr(server_args, "speculative_adaptive", False):
         return "--speculative-adaptive"
     return "--enable-pdmux" if server_args.enable_pdmux else None
+
+
+def only_prefills(server_args: Any) -> bool:
+    """Return whether the server leaves every verify to another one (``--disaggregation-mode``)."""
+    return bool(server_args.disaggregation_mode == "prefill")
 
 
 def largest_graph_batch(server_args: Any, requests: int) -> int:
@@ -107,11 +120,28 @@ def mla_pool_moves_rows() -> bool:
     return hasattr(MLATokenToKVPool, "move_kv_cache")
 
 
+def moves_rows(pool: Any) -> bool:
+    """Return whether the made KV ``pool`` can move rows.
+
+    What the overlay gives the MLA pool refuses its subclasses: see `pool_hooks`.
+    """
+    owner = next((cls for cls in type(pool).__mro__ if "move_kv_cache" in vars(cls)), None)
+    inner = getattr(pool, "full_kv_pool", None)
+    if owner is None or (inner is not None and not moves_rows(inner)):
+        return False
+    return (owner.__module__, owner.__name__) != MLA_POOL or type(pool) is owner
+
+
 def attention_layers(model: Any) -> list[Any]:
-    """Return the attention layers of a made ``model``, in its order."""
+    """Return the attention layers of a made ``model``, in its order; empty: none can be seen."""
     from sglang.srt.layers.radix_attention import RadixAttention
 
-    return [module for module in model.modules() if isinstance(module, RadixAttention)]
+    layers = []
+    for module in model.modules():
+        # SGLang's frame around Transformers' models keeps its layers in a plain dict.
+        hidden = list((getattr(module, "attention_instances", None) or {}).values())
+        layers += [one for one in (module, *hidden) if isinstance(one, RadixAttention)]
+    return layers
 
 
 def odd_layer(layers: list[Any]) -> str | None:
@@ -120,6 +150,8 @@ def odd_layer(layers: list[Any]) -> str | None:
         name = f"layer {layer.layer_id} has"
         if layer.sliding_window_size > -1:
             return f"{name} a sliding window"
+        if layer.use_irope:
+            return f"{name} a chunked window"
         if layer.logit_cap > 0:
             return f"{name} a logit cap"
         if layer.xai_temperature_len > 0:
@@ -133,8 +165,16 @@ def counts_rows(layers: list[Any]) -> bool:
     """Return whether a layer's kernel needs to know where in the request a query stands.
 
     A window or a temperature by position: SGLang's Triton kernel takes a draft token's row for it.
+    Where no layer can be seen, there may be one.
     """
-    return any(layer.sliding_window_size > -1 or layer.xai_temperature_len > 0 for layer in layers)
+    return not layers or any(
+        layer.sliding_window_size > -1 or layer.xai_temperature_len > 0 for layer in layers
+    )
+
+
+def has_window(model_runner: Any) -> bool:
+    """Return whether backends of ``model_runner`` make metadata for a sliding window."""
+    return model_runner.sliding_window_size is not None
 
 
 def cache_scale(layers: list[Any]) -> float:
@@ -149,6 +189,12 @@ def head_shapes(layers: list[Any]) -> set[tuple[int, int, int, int]]:
         (layer.tp_q_head_num, layer.tp_k_head_num, layer.qk_head_dim, layer.v_head_dim)
         for layer in layers
     }
+
+
+def odd_pool(pool: Any) -> str | None:
+    """Return the class name of a KV ``pool`` that is not one of `READ_POOLS`, or None."""
+    cls = type(pool)
+    return None if (cls.__module__, cls.__name__) in READ_POOLS else cls.__name__
 
 
 def row_width(pool: Any) -> int | None:

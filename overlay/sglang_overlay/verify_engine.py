@@ -53,7 +53,8 @@ class Facts:
     tokens of one verify. ``splits_batches`` names the option that makes SGLang run verify on more
     backend objects than one. ``commits_trees`` is False where SGLang itself cannot keep the
     accepted path of such drafts. ``odd_layer`` says what some attention layer does that no engine
-    does.
+    does; ``hidden_layers`` that none can be asked; ``odd_pool`` is the class name of a KV pool that
+    no engine reads.
     """
 
     backends: tuple[str, ...]
@@ -69,6 +70,8 @@ class Facts:
     model_dtype: str | None = None
     row_width: int | None = None
     odd_layer: str | None = None
+    hidden_layers: bool = False
+    odd_pool: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,13 +185,17 @@ def _shared_obstacles(facts: Facts) -> list[str]:
         found.append(f"an MLA row has {facts.row_width} elements, and the engines' {ROW_WIDTH}")
     if facts.odd_layer is not None:
         found.append(f"{facts.odd_layer}, which no engine does")
+    if facts.odd_pool is not None:
+        found.append(f"the KV pool is a {facts.odd_pool}, whose slots no engine reads")
+    if facts.hidden_layers:
+        found.append("the model's attention layers cannot be seen")
     if facts.tree_size > MAX_TREE:
         found.append(f"a tree has {facts.tree_size} tokens, and the adapter takes {MAX_TREE}")
     if facts.splits_batches is not None:
         found.append(f"{facts.splits_batches} verifies on several backend objects")
     if not facts.commits_trees:
         found.append(
-            "SGLang cannot keep an accepted path of these drafts: its MLA pool has no move_kv_cache"
+            "SGLang cannot keep an accepted path of these drafts: its KV pool cannot move rows"
         )
     return found
 

@@ -272,13 +272,18 @@ def decode_ngrams(bed: Any, rounds: list[list[list[int]]], tokens: int) -> dict[
     return found | {"moved": moved, "path": path, "steps": runner.overlay_tree_verify.steps}
 
 
-def test_ngrams_trees_on_flashmla(stock: Path, overlay: Path) -> None:
-    """SGLang takes NGRAM on CUDA only: the bed tells its guards that the CPU is that."""
+@pytest.mark.parametrize("breadth", [1, 10])
+def test_ngrams_trees_on_flashmla(stock: Path, overlay: Path, breadth: int) -> None:
+    """SGLang takes NGRAM on CUDA only: the bed tells its guards that the CPU is that.
+
+    A breadth of 1 does not make a chain: see `upstream.draft_width`.
+    """
     options = (
         ("decode_attention_backend", "flashmla"),
         ("speculative_attention_mode", "decode"),
         ("speculative_algorithm", "NGRAM"),
         ("speculative_num_draft_tokens", NODES),
+        ("speculative_ngram_max_bfs_breadth", breadth),
     )
     launch = Launch(tree=overlay, algorithm="", attention="flashinfer", options=options)
     plain = generate(Launch(tree=stock).plain(), SHORT)
@@ -289,3 +294,51 @@ def test_ngrams_trees_on_flashmla(stock: Path, overlay: Path) -> None:
     assert distance(found["rows"], rows, SHORT.tokens) < 1e-4
     assert found["path"] == "flashmla-tree"
     assert found["moved"] > found["steps"] > 0
+
+
+def decode_in_frame(bed: Any, rounds: list[list[list[int]]], tokens: int) -> dict[str, Any]:
+    """Scene: the workload with NGRAM's trees, on the model that SGLang frames."""
+    runner = bed.scheduler.tp_worker.model_runner
+    done = []
+    for prompts in rounds:
+        done += [bed.submit(prompt, tokens=tokens) for prompt in prompts]
+        while bed.step():
+            pass
+    verify = getattr(runner, "overlay_tree_verify", None)
+    return {
+        "model": type(runner.model).__name__,
+        "tokens": [list(request.output_ids) for request in done],
+        "path": runner.overlay_identity.as_dict()["verify_path"],
+        "steps": verify.steps if verify else 0,
+    }
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("engine", "path"), [("stock", "stock-mask"), ("portable", "portable-tree")]
+)
+def test_trees_on_a_model_that_keeps_its_attention_layers_in_a_dict(
+    stock: Path, overlay: Path, engine: str, path: str
+) -> None:
+    """``--model-impl transformers``: no walk over the modules finds the layers."""
+    options = (
+        ("speculative_algorithm", "NGRAM"),
+        ("speculative_num_draft_tokens", NODES),
+        ("page_size", 1),
+        ("model_impl", "transformers"),
+    )
+    launch = Launch(
+        tree=overlay,
+        algorithm="",
+        attention="triton",
+        grouped=True,
+        options=options,
+        variables=(("SGLANG_OVERLAY_VERIFY_ENGINE", engine),),
+    )
+    plain = generate(Launch(tree=stock, attention="triton", grouped=True).plain(), SHORT)
+    order: dict[str, Any] = {"rounds": SHORT.rounds, "tokens": SHORT.tokens}
+    found = play(decode_in_frame, launch, known=plain.known(), **order).result
+    assert found["model"].startswith("Transformers")
+    assert tuple(map(tuple, found["tokens"])) == plain.tokens
+    assert found["path"] == path
+    assert (found["steps"] > 0) == (engine == "portable")

@@ -30,9 +30,10 @@ def move_an_accepted_path(bed: Any) -> dict[str, Any]:
     pool.move_kv_cache(targets, sources)
     for layer in before:
         layer[targets] = layer[sources]
-    refused = []
+    refused, able = [], [upstream.moves_rows(pool)]
     for name in ("MLATokenToKVPoolFP4", "NSATokenToKVPool"):
         made = object.__new__(getattr(memory_pool, name))
+        able.append(upstream.moves_rows(made))
         try:
             made.move_kv_cache(targets, sources)
         except NotImplementedError as error:
@@ -44,6 +45,7 @@ def move_an_accepted_path(bed: Any) -> dict[str, Any]:
         "same": all(torch.equal(a, b) for a, b in zip(before, pool.kv_buffer, strict=True)),
         "known": upstream.mla_pool_moves_rows(),
         "refused": refused,
+        "able": able,
     }
 
 
@@ -53,6 +55,7 @@ def test_the_pool_moves_rows_and_its_subclasses_refuse(overlay: Path) -> None:
     assert result["layers"] > 1
     assert result["same"]
     assert result["known"]
+    assert result["able"] == [True, False, False]
     assert result["refused"] == ["MLATokenToKVPoolFP4", "NSATokenToKVPool"]
 
 

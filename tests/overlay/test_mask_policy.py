@@ -32,6 +32,7 @@ def tree_on(class_name: str, traits: Traits) -> Tree | None:
     [
         ("TritonAttnBackend", Traits(), Tree.HONOURED),
         ("FlashInferAttnBackend", Traits(), Tree.HONOURED),
+        ("FlashInferAttnBackend", Traits(window=True), Tree.FAILS),
         ("FlashInferMLAAttnBackend", Traits(), Tree.DROPPED),
         ("FlashMLABackend", Traits(), Tree.DROPPED),
         ("FlashMLABackend", Traits(tree_adapter=True), Tree.HONOURED),
@@ -50,6 +51,21 @@ def tree_on(class_name: str, traits: Traits) -> Tree | None:
             Tree.MISREAD,
         ),
         ("FlashAttentionBackend", Traits(topk=4, mla=True, fa_version=4), Tree.FAILS),
+        (
+            "FlashAttentionBackend",
+            Traits(topk=4, mla=False, page_size=64, fa_version=3, window=True),
+            Tree.FAILS,
+        ),
+        (
+            "FlashAttentionBackend",
+            Traits(topk=4, mla=False, page_size=1, fa_version=3, window=True),
+            Tree.HONOURED,
+        ),
+        (
+            "FlashAttentionBackend",
+            Traits(topk=4, mla=False, page_size=64, fa_version=3),
+            Tree.HONOURED,
+        ),
         ("XPUAttentionBackend", Traits(topk=4, page_size=64), Tree.MISREAD),
         ("XPUAttentionBackend", Traits(topk=4, page_size=1), Tree.HONOURED),
         ("AiterAttnBackend", Traits(mla=True), Tree.DROPPED),
@@ -170,7 +186,7 @@ def test_the_message_says_what_was_asked_what_fails_what_works_and_the_way_past(
         "mask and verify the tree as if it were a chain: it fetches the mask, never passes it on, "
         "and plans with causal=True. Backends that honour the mask on this server: triton, "
         "fa3 (sm_90). Choose one of these, or make the drafts a chain (--speculative-eagle-topk 1, "
-        "--speculative-ngram-max-bfs-breadth 1, or DFLASH in place of DDTREE). "
+        "or DFLASH in place of DDTREE; NGRAM's are always a tree). "
         "SGLANG_OVERLAY_ALLOW_DROPPED_MASK=1 starts the server all the same; its output is then "
         "not the target model's."
     )
@@ -196,6 +212,16 @@ def test_what_would_work_depends_on_model_page_and_device() -> None:
         f"{fa3}, with --page-size 1)",
     ]
     assert able(Traits(topk=4, mla=True, page_size=1), device="cpu") == ["triton"]
+
+
+def test_a_window_rules_out_flashinfer_and_pages_on_flash_attention() -> None:
+    for page_size in (1, 64):
+        traits = Traits(topk=4, mla=False, page_size=page_size, counts_rows=True, window=True)
+        remark = "" if page_size == 1 else "with --page-size 1"
+        assert able(traits) == [
+            f"fa3 (sm_80 to sm_90; sm_90 for MLA{', ' + remark if remark else ''})",
+            f"fa4 ({remark})" if remark else "fa4",
+        ]
 
 
 def test_the_adapter_is_no_way_out_for_the_trees_that_sglang_rejects_on_it() -> None:

@@ -89,7 +89,16 @@ def test_the_rows_follow_the_sources_that_decide() -> None:
         },
         layers / "flashattention_backend.py": {
             'assert self.fa_impl_ver == 3, "Only FA3 support here"': set(mask_table.RELEASES),
+            "topk > 1 speculative decoding with page size > 1 sliding window attention": set(
+                mask_table.RELEASES
+            ),
             "self.topk = model_runner.server_args.speculative_eagle_topk or 0": set(
+                mask_table.RELEASES
+            ),
+        },
+        layers / "flashinfer_backend.py": {
+            "(self.sliding_window_size) + seq_lens - prefix_lens,": set(mask_table.RELEASES),
+            f"prefix_lens=None,\n{'':16}prefill_wrappers=self.prefill_wrappers_verify,": set(
                 mask_table.RELEASES
             ),
         },

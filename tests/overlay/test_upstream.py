@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from sglang_overlay import upstream
 
 RADIX = type("RadixCache", (), {"__module__": "sglang.srt.mem_cache.radix_cache"})
@@ -122,3 +123,18 @@ def test_a_graph_batch_is_rounded_up_as_sglang_does(
     for parent in ("sglang", "sglang.srt", "sglang.srt.layers"):
         monkeypatch.setitem(sys.modules, parent, SimpleNamespace(__path__=[]))
     assert upstream.largest_graph_batch(SimpleNamespace(), 50) == largest
+
+
+def test_layers_in_a_plain_dict_are_found_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's frame around Transformers' models (``--model-impl transformers``) has such a one."""
+    attention: Any = type("RadixAttention", (torch.nn.Module,), {})
+    stub = SimpleNamespace(RadixAttention=attention)
+    monkeypatch.setitem(sys.modules, "sglang.srt.layers.radix_attention", stub)
+    for parent in ("sglang", "sglang.srt", "sglang.srt.layers"):
+        monkeypatch.setitem(sys.modules, parent, SimpleNamespace(__path__=[]))
+    model, plain, framed = torch.nn.Module(), attention(), attention()
+    model.add_module("own", plain)
+    model.add_module("framework", torch.nn.Module())
+    model.attention_instances = {0: framed}
+    assert upstream.attention_layers(model) == [framed, plain]
+    assert upstream.attention_layers(torch.nn.Module()) == []

@@ -35,9 +35,11 @@ SHARED: list[tuple[dict[str, Any], str]] = [
     ({"deterministic": True}, "--enable-deterministic-inference keeps SGLang's own kernels"),
     ({"row_width": 320}, "an MLA row has 320 elements, and the engines' 576"),
     ({"odd_layer": "layer 3 has a sliding window"}, "layer 3 has a sliding window, which no"),
+    ({"odd_pool": "SWAKVPool"}, "the KV pool is a SWAKVPool, whose slots no engine reads"),
+    ({"hidden_layers": True}, "the model's attention layers cannot be seen"),
     ({"tree_size": 257}, "a tree has 257 tokens, and the adapter takes 256"),
     ({"splits_batches": "--enable-pdmux"}, "--enable-pdmux verifies on several backend objects"),
-    ({"commits_trees": False}, "its MLA pool has no move_kv_cache"),
+    ({"commits_trees": False}, "its KV pool cannot move rows"),
 ]
 OF_FLASHMLA: list[tuple[dict[str, Any], str]] = [
     ({"capability": (8, 0)}, "need sm_90, and this is cuda with sm_80"),

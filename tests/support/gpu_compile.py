@@ -22,6 +22,7 @@ from unittest import mock
 import torch
 import triton
 from sglang_overlay.attention.flashmla_schedule import OVERHEAD, PAGE_SIZE, Layout, warps_for
+from sglang_overlay.attention.kernels.ancestors import pack_full_mask_kernel
 from sglang_overlay.attention.kernels.flashmla_schedule import flashmla_schedule_kernel
 from sglang_overlay.attention.kernels.split_prefix import split_prefix_kernel
 from sglang_overlay.attention.kernels.split_prefix_hopper import split_prefix_hopper_kernel
@@ -277,6 +278,21 @@ def compile_flashmla_schedule(capability: int, *, layout: str, block: int) -> di
     return resources(_finished(compiled))
 
 
+def compile_full_mask(capability: int, *, sizes: list[int]) -> dict[str, int]:
+    """Compile what packs a mask; add how many kernels masks of these ``sizes`` would take."""
+    driver.set_active(NamedDriver(capability))
+
+    def given(size: int) -> tuple[Any, ...]:
+        number = MockTensor(torch.int64)
+        return MockTensor(torch.uint8), size, number, number, 16, 16
+
+    tiles = {"ROWS": 16, "WORDS": 1, "REQUESTS": 8, "num_warps": 2}
+    compiled = pack_full_mask_kernel.warmup(*given(sizes[0]), **tiles, grid=(1, 1, 1))
+    *_, bind = pack_full_mask_kernel.device_caches[0]
+    variants = {str(bind(*given(size), **tiles)[1]) for size in sizes}
+    return resources(_finished(compiled)) | {"kernels": len(variants)}
+
+
 def compile_top_tokens(capability: int, *, k: int, dtype: str) -> dict[str, int]:
     """Compile what finds the top ``k`` tokens of logits."""
     driver.set_active(NamedDriver(capability))
@@ -323,6 +339,7 @@ KERNELS: dict[str, Callable[..., dict[str, Any]]] = {
     "longest_runs": compile_longest_runs,
     "longest_runs_launch": launch_longest_runs,
     "flashmla_schedule": compile_flashmla_schedule,
+    "full_mask": compile_full_mask,
     "top_tokens": compile_top_tokens,
     "merge_tokens": compile_merge_tokens,
 }

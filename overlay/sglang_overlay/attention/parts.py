@@ -8,6 +8,7 @@ import torch
 import triton
 
 from sglang_overlay.attention.kernels.split_prefix import share_work_kernel
+from sglang_overlay.attention.memory import require
 from sglang_overlay.attention.split_config import MAX_WAVES, SplitConfig, count_workers
 
 # A program shares out work for up to so many workers, and holds so many cells, workers × requests:
@@ -46,7 +47,11 @@ class Parts:
         *,
         processors: int | None = None,
     ) -> None:
-        """Allocate the buffers; ``processors`` replaces the number of multiprocessors."""
+        """Allocate the buffers; ``processors`` replaces the number of multiprocessors.
+
+        Raises:
+            BufferMemoryError: the GPU has not the memory.
+        """
         self._sizes = sizes
         self._config = config
         self._processors = processors or multiprocessors(device)
@@ -54,6 +59,8 @@ class Parts:
         most = max(sizes.max_requests, programs)
         # No batch has more parts than requests, unless all its programs fit these waves.
         room = max(sizes.max_requests, -(-programs // sizes.blocks)) * sizes.rows
+        values = most * 4 + sizes.max_requests + 1 + room * (sizes.width + 1)
+        require(f"partial results of {sizes.max_requests} requests", values * 4, device)
         self.work = torch.zeros(most, 4, dtype=torch.int32, device=device)
         self.first = torch.zeros(sizes.max_requests + 1, dtype=torch.int32, device=device)
         self._out = torch.zeros(room * sizes.width, dtype=torch.float32, device=device)

@@ -12,6 +12,7 @@ import torch
 
 from sglang_overlay.attention.kernels.page_table import page_table_kernel
 from sglang_overlay.attention.mask import MAX_NODES, pack_full_mask, pack_parents, words_for
+from sglang_overlay.attention.memory import require
 
 _TABLE_BLOCK = 512
 
@@ -69,7 +70,15 @@ class VerifyPlan:
     """
 
     def __init__(self, sizes: PlanSizes, device: torch.device | str) -> None:
+        """Allocate the buffers.
+
+        Raises:
+            BufferMemoryError: the GPU has not the memory.
+        """
         self.sizes = sizes
+        mask = sizes.nodes * words_for(sizes.nodes) * 8
+        needed = sizes.max_requests * ((sizes.table_width + 2) * 4 + mask)
+        require(f"plan of {sizes.max_requests} requests", needed, device)
         # Zeros: page 0 is the padding page, so an entry that was never written is a valid page id.
         self.page_table = torch.zeros(
             sizes.max_requests, sizes.table_width, dtype=torch.int32, device=device

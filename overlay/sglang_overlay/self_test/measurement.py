@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from sglang_overlay.attention.adapter import VerifyAdapter
+from sglang_overlay.attention.memory import BufferMemoryError
 from sglang_overlay.attention.plan import PlanSizes, VerifyPlan
 from sglang_overlay.self_test import distance, timing
 from sglang_overlay.self_test.case import SOFTMAX_SCALE, Case
@@ -24,7 +25,7 @@ def measure(path: VerifyPath, shape: Shape) -> Row:
     """Return the row of a path that can run here; an error is a failed row, too."""
     try:
         return _measure(path, shape)
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, BufferMemoryError):
         return row(path, shape, "skipped", "this GPU has not enough free memory now")
     except Exception as error:  # noqa: BLE001 - whatever it was, the row tells
         lines = str(error).strip().splitlines() or [""]

@@ -29,6 +29,13 @@ from sglang_overlay.verify_engine import Choice, Facts
 logger = logging.getLogger(__name__)
 
 
+_ONLY_PREFILLS = Choice(engine=switches.STOCK, reason="a prefill server verifies nothing")
+
+
+class UnkeptTreeError(ValueError):
+    """SGLang cannot keep the accepted path of a draft tree in this server's KV pool."""
+
+
 def admit_arguments(server_args: Any) -> None:
     """Judge the resolved ``server_args`` by backend name.
 
@@ -38,7 +45,7 @@ def admit_arguments(server_args: Any) -> None:
     """
     drafts = _drafts_of(server_args)
     asked = switches.ACTIVE.force_tree or switches.ACTIVE.verify_engine
-    if drafts is None or not (drafts.branches or asked):
+    if drafts is None or not (drafts.branches or asked) or upstream.only_prefills(server_args):
         return
     name, chosen_by = upstream.verify_backend_name(server_args)
     traits = _traits_of(server_args, mla=server_args.use_mla_backend())
@@ -54,36 +61,55 @@ def admit_runner(model_runner: Any) -> None:
     """Judge the attention backend objects of the target's ``model_runner`` and say what is live.
 
     Where the overlay verifies, its adapter is attached here, before warm-up and graph capture. The
-    identity is kept on the runner as ``overlay_identity``, for server info and the metric.
+    identity is kept on the runner as ``overlay_identity``, for server info and the metric. A server
+    that only prefills is not judged.
 
     Raises:
         DroppedMaskError: the drafts branch and a verify backend does not honour their mask.
         ImpossibleVerifyError: a switch asks for a verify engine that this server cannot have.
+        UnkeptTreeError: the commit of an accepted path would fail, whoever verifies.
         MixedOverlayError: another tensor-parallel rank runs another overlay, or none.
     """
     server_args = model_runner.server_args
     drafts = _drafts_of(server_args)
-    choice = choose(drafts, selection.facts_by_object(model_runner, drafts))
+    if drafts is not None and upstream.only_prefills(server_args):
+        _report(model_runner, Verdict(drafts=drafts, only_prefills=True), _ONLY_PREFILLS)
+        return
+    facts = selection.facts_by_object(model_runner, drafts)
+    choice = choose(drafts, facts)
     traits = replace(
         _traits_of(server_args, mla=model_runner.use_mla_backend),
         tree_adapter=choice.runs_adapter,
         counts_rows=drafts is not None and selection.counts_rows(model_runner),
+        window=upstream.has_window(model_runner),
     )
     verdict = judge_runner(model_runner.attn_backend, drafts, traits, choice)
-    identity = identify(verdict, tree_size=_tree_size(server_args, choice))
-    model_runner.overlay_identity = identity
-    if model_runner.tp_rank == 0:
-        logger.info("%s", identity.line())
-        logger.info("%s", choice.line())
-    if not upstream.joins_serving_ranks(server_args):
-        # Ranks that serve already would not answer.
-        ranks.compare(model_runner.tp_group, identity)
+    _report(model_runner, verdict, choice)
     _, chosen_by = upstream.verify_backend_name(server_args)
     _enforce(verdict, chosen_by=chosen_by, traits=traits, device=server_args.device)
+    if not facts.commits_trees:
+        raise UnkeptTreeError(
+            f"{drafts} was asked for with --page-size {server_args.page_size}, but SGLang cannot "
+            "keep an accepted path there: it would have to move KV rows, which the server's "
+            f"{type(model_runner.token_to_kv_pool).__name__} cannot. Set --page-size 1 or another "
+            "--kv-cache-dtype, or make the drafts a chain"
+        )
     if drafts is not None and choice.runs_adapter:
         selection.attach(model_runner, drafts, choice.engine)
     if registration.is_asked_for(server_args):
         _admit_draft_trees(model_runner, choice)
+
+
+def _report(model_runner: Any, verdict: Verdict, choice: Choice) -> None:
+    """Keep and log the identity of ``model_runner``; hold it to those of the other ranks."""
+    identity = identify(verdict, tree_size=_tree_size(model_runner.server_args, choice))
+    model_runner.overlay_identity = identity
+    if model_runner.tp_rank == 0:
+        logger.info("%s", identity.line())
+        logger.info("%s", choice.line())
+    if not upstream.joins_serving_ranks(model_runner.server_args):
+        # Ranks that serve already would not answer.
+        ranks.compare(model_runner.tp_group, identity)
 
 
 def _admit_draft_trees(model_runner: Any, choice: Choice) -> None:

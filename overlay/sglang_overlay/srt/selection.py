@@ -10,7 +10,7 @@ from typing import Any
 from sglang_overlay import mask_table, upstream
 from sglang_overlay.mask_policy import Drafts
 from sglang_overlay.srt.verify_backend import leaves
-from sglang_overlay.verify_engine import BACKENDS, MAX_WIDTH, TRITON_BACKEND, Facts
+from sglang_overlay.verify_engine import BACKENDS, MAX_WIDTH, Facts
 
 
 def facts_by_name(server_args: Any, drafts: Drafts, class_name: str) -> Facts:
@@ -24,7 +24,11 @@ def facts_by_name(server_args: Any, drafts: Drafts, class_name: str) -> Facts:
         cache_dtype=upstream.CACHE_DTYPES.get(cache, cache),
         model_dtype=upstream.MODEL_DTYPES.get(server_args.dtype, server_args.dtype),
         mla=server_args.use_mla_backend(),
-        **_common(server_args, drafts),
+        **_common(
+            server_args,
+            drafts,
+            moves_rows=not server_args.use_mla_backend() or upstream.mla_pool_moves_rows(),
+        ),
     )
 
 
@@ -35,6 +39,7 @@ def facts_by_object(model_runner: Any, drafts: Drafts | None) -> Facts:
     names = tuple(_name_of(leaf) for leaf in found)
     # The parts of other servers need not look as theirs do.
     ours = len(names) == 1 and names[0] in BACKENDS
+    layers = upstream.attention_layers(model_runner.model) if ours else []
     return Facts(
         backends=names,
         device=server_args.device,
@@ -44,8 +49,12 @@ def facts_by_object(model_runner: Any, drafts: Drafts | None) -> Facts:
         model_dtype=str(model_runner.dtype).removeprefix("torch."),
         mla=bool(model_runner.use_mla_backend),
         row_width=upstream.row_width(model_runner.token_to_kv_pool) if ours else None,
-        odd_layer=_odd_layer(model_runner, names[0]) if ours else None,
-        **_common(server_args, drafts),
+        odd_pool=upstream.odd_pool(model_runner.token_to_kv_pool) if ours else None,
+        odd_layer=_odd_layer(model_runner, layers) if layers else None,
+        hidden_layers=ours and not layers,
+        **_common(
+            server_args, drafts, moves_rows=upstream.moves_rows(model_runner.token_to_kv_pool)
+        ),
     )
 
 
@@ -104,11 +113,11 @@ def _name_of(backend: Any) -> str:
     return cls.__name__ if mask_table.row_for(cls) else f"{cls.__module__}.{cls.__name__}"
 
 
-def _odd_layer(model_runner: Any, backend: str) -> str | None:
-    layers = upstream.attention_layers(model_runner.model)
-    # TritonAttnBackend divides what it stores by its scale in some releases and not in others.
-    scale = upstream.cache_scale(layers) if backend == TRITON_BACKEND else 1.0
-    if scale != 1.0:
+def _odd_layer(model_runner: Any, layers: list[Any]) -> str | None:
+    # TritonAttnBackend divides what it stores by its scale in some releases and not in others,
+    # also where it prefills alone.
+    scale = upstream.cache_scale(layers)
+    if scale != 1.0 and "triton" in model_runner.server_args.get_attention_backends():
         return f"keys or values have a scale of {scale}"
     if not model_runner.use_mla_backend:
         shapes = upstream.head_shapes(layers)
@@ -119,15 +128,14 @@ def _odd_layer(model_runner: Any, backend: str) -> str | None:
     return upstream.odd_layer(layers)
 
 
-def _common(server_args: Any, drafts: Drafts | None) -> dict[str, Any]:
+def _common(server_args: Any, drafts: Drafts | None, *, moves_rows: bool) -> dict[str, Any]:
     # Only SGLang's own trees are committed by SGLang; a chain needs no row moved.
     stock_tree = (
         drafts is not None and drafts.branches and drafts.algorithm in upstream.TREE_ALGORITHMS
     )
-    moves_rows = server_args.page_size == 1 or upstream.mla_pool_moves_rows()
     return {
         "tree_size": int(server_args.speculative_num_draft_tokens or 0),
         "deterministic": bool(server_args.enable_deterministic_inference),
         "splits_batches": upstream.splits_batches(server_args),
-        "commits_trees": not stock_tree or moves_rows,
+        "commits_trees": not stock_tree or server_args.page_size == 1 or moves_rows,
     }

@@ -244,10 +244,11 @@ def graph_tokens(backend: Any, max_bs: int, max_num_tokens: int) -> int:
 
     SGLang sizes them for every draft token of a batch, by the context and by the heads: 12.9 GB for
     48 trees of 64 tokens and 8 heads. Where the overlay verifies, nothing but a plain decode could
-    read them, one token a request. EAGLE's and NGRAM's masks are made in one of them, and keep it.
+    read them, one token a request. EAGLE's and NGRAM's masks are made in one of them, and keep it,
+    and so may those of algorithms that others registered.
     """
     verify: TreeVerify | None = getattr(backend, LIVE, None)
-    if verify is None or verify.drafts.algorithm in upstream.TREE_ALGORITHMS:
+    if verify is None or verify.drafts.algorithm not in verify_engine.BLOCK_DRAFTS:
         return max_num_tokens
     return min(max_bs, max_num_tokens)
 

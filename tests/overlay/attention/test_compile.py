@@ -64,6 +64,13 @@ def test_the_planner_fits_sm_90_without_spilling(tmp_path: Path) -> None:
         assert needs["redux"] > 0
 
 
+def test_a_mask_of_any_size_is_packed_by_one_kernel(tmp_path: Path) -> None:
+    """Its size is batch × tree × context, new in every step: a server would compile meanwhile."""
+    case = {"kernel": "full_mask", "sizes": [1, 255, 256, 4097, 2**31 - 1, 2**31, 2**31 + 1]}
+    ((_, needs),) = needed(90, [case], tmp_path)
+    assert (needs["kernels"], needs["stack"]) == (1, 0)
+
+
 def split_case(
     capability: int, *, page: int, fp8: bool, config: SplitConfig | None = None
 ) -> dict[str, Any]:

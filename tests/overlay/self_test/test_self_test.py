@@ -15,6 +15,7 @@ import pytest
 import torch
 from sglang_overlay import self_test
 from sglang_overlay.attention import adapter, mask, plan, tree_merge
+from sglang_overlay.attention.memory import BufferMemoryError
 from sglang_overlay.attention.plan import PlanSizes
 from sglang_overlay.attention.portable import PortableEngine
 from sglang_overlay.self_test import distance, paths
@@ -139,9 +140,12 @@ def test_an_error_is_a_failed_row_with_its_text_and_the_next_row_runs() -> None:
     assert second["status"] == "passed"
 
 
-def test_too_little_memory_is_no_verdict() -> None:
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), BufferMemoryError("got 1, needed 2")]
+)
+def test_too_little_memory_is_no_verdict(error: Exception) -> None:
     def build(sizes: PlanSizes, heads: int) -> Any:
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        raise error
 
     rows = self_test.run([cpu_path(build)], SMALL[:1])
     assert [(row["status"], row["max_error"]) for row in rows] == [("skipped", None)]

@@ -43,6 +43,7 @@ def arguments(algorithm: str | None, attention: str, **changes: Any) -> Any:
         "enable_deterministic_inference": False,
         "enable_two_batch_overlap": False,
         "enable_pdmux": False,
+        "disaggregation_mode": "null",
     } | changes
     args = SimpleNamespace(**fields)
     args.get_attention_backends = lambda: (args.attention_backend, args.decode)
@@ -52,10 +53,17 @@ def arguments(algorithm: str | None, attention: str, **changes: Any) -> Any:
 
 REFUSED = [
     arguments("NGRAM", "flashinfer", speculative_eagle_topk=10),
+    # A breadth of 1: every suffix that the trie knows still branches off the root.
+    arguments("NGRAM", "flashinfer"),
+    arguments("NGRAM", "fa3", mla=False),
+    arguments("NGRAM", "torch_native"),
+    arguments("NGRAM", "flashmla", page_size=64),
     arguments("EAGLE", "flashinfer", speculative_eagle_topk=2),
     arguments("EAGLE3", "flashmla", speculative_eagle_topk=4, page_size=64),
     arguments("STANDALONE", "cutlass_mla", speculative_eagle_topk=4),
     arguments("EAGLE", "torch_native", speculative_eagle_topk=2),
+    # A registered algorithm of somebody else's.
+    arguments("PLUGIN", "flashinfer", speculative_eagle_topk=4),
     arguments("EAGLE", "out_of_tree", speculative_eagle_topk=2),
     arguments(
         "EAGLE",
@@ -70,8 +78,10 @@ ADMITTED = [
     arguments(None, "flashmla"),
     arguments("DFLASH", "flashmla", page_size=64),
     arguments("EAGLE", "flashinfer"),
-    arguments("NGRAM", "torch_native"),
+    arguments("PLUGIN", "flashmla", speculative_eagle_topk=None, page_size=64),
+    arguments("NGRAM", "flashinfer", mla=False),
     arguments("NGRAM", "flashinfer", speculative_eagle_topk=10, mla=False),
+    arguments("NGRAM", "triton"),
     arguments("EAGLE", "triton", speculative_eagle_topk=4),
     arguments("EAGLE", "fa3", speculative_eagle_topk=4),
     arguments("EAGLE", "triton", decode="flashmla", speculative_eagle_topk=4),
@@ -127,10 +137,22 @@ def runner(args: Any, attn_backend: Any) -> Any:
         kv_cache_dtype="torch.bfloat16",
         dtype="torch.bfloat16",
         model=[layer(0), layer(1)],
-        token_to_kv_pool=SimpleNamespace(kv_cache_dim=576),
+        token_to_kv_pool=pool("MLATokenToKVPool" if args.mla else "MHATokenToKVPool"),
+        sliding_window_size=None,
         tp_rank=0,
         tp_group=SimpleNamespace(world_size=1),
     )
+
+
+def pool(
+    name: str, module: str = "memory_pool", base: type = object, *, moves: bool = False
+) -> Any:
+    """Return an object whose class has the name and module of SGLang's KV pool."""
+    fields = {"__module__": f"sglang.srt.mem_cache.{module}"}
+    made = type(name, (base,), fields | ({"move_kv_cache": print} if moves else {}))()
+    if name.startswith("MLA"):
+        made.kv_cache_dim = 576
+    return made
 
 
 def layer(number: int, **changes: Any) -> Any:
@@ -140,6 +162,7 @@ def layer(number: int, **changes: Any) -> Any:
         "sliding_window_size": -1,
         "logit_cap": 0.0,
         "xai_temperature_len": -1,
+        "use_irope": False,
         "is_cross_attention": False,
         "attn_type": SimpleNamespace(value="decoder"),
         "k_scale_float": None,
@@ -210,6 +233,27 @@ def test_without_speculation_nothing_is_judged() -> None:
     assert target.overlay_identity.verify_path == "none"
 
 
+@pytest.mark.parametrize("engine", ["", "portable", "flashmla", "stock"])
+def test_a_server_that_only_prefills_is_not_held_to_a_verify_that_it_never_runs(
+    engine: str, attached: Attached, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setattr(switches, "ACTIVE", Switches(verify_engine=engine))
+    changes = {"speculative_eagle_topk": 4, "mla": True}
+    args = arguments("EAGLE", "flashinfer", disaggregation_mode="prefill", **changes)
+    admission.admit_arguments(args)
+    target = runner(args, backend("FlashInferMLAAttnBackend"))
+    with caplog.at_level(logging.INFO):
+        admission.admit_runner(target)
+    assert target.overlay_identity.mask_policy == "a prefill server verifies nothing"
+    assert (target.overlay_identity.verify_path, attached) == ("none", [])
+    assert caplog.records[1].message == (
+        "Verify engine: stock, because a prefill server verifies nothing"
+    )
+    args.disaggregation_mode = "decode"
+    with pytest.raises((DroppedMaskError, ImpossibleVerifyError)):
+        admission.admit_runner(target)
+
+
 PAGED_TREE = arguments("EAGLE", "flashmla", speculative_eagle_topk=4, page_size=64)
 
 
@@ -227,6 +271,7 @@ def test_a_tree_on_flashmla_is_admitted_where_the_adapter_runs(
     monkeypatch.setattr(upstream, "mla_pool_moves_rows", lambda: True)
     admission.admit_arguments(PAGED_TREE)
     target = runner(PAGED_TREE, flashmla())
+    target.token_to_kv_pool = pool("MLATokenToKVPool", moves=True)
     admission.admit_runner(target)
     assert attached == [(target, "EAGLE (a tree of width 4)", "flashmla")]
     assert target.overlay_identity.verify_path == "flashmla-tree"
@@ -307,6 +352,7 @@ def test_dflash_on_triton_runs_the_adapter(
         ({"sliding_window_size": 128}, "layer 1 has a sliding window"),
         ({"logit_cap": 30.0}, "layer 1 has a logit cap"),
         ({"xai_temperature_len": 1024}, "layer 1 has a temperature by position"),
+        ({"use_irope": True}, "layer 1 has a chunked window"),
         ({"is_cross_attention": True}, "layer 1 has another mask than the causal one"),
         ({"attn_type": SimpleNamespace(value="encoder_only")}, "another mask than the causal one"),
         ({"k_scale_float": 0.5}, "keys or values have a scale of 0.5"),
@@ -340,11 +386,31 @@ def test_a_model_without_mla_is_verified_on_triton_where_its_heads_allow(
     args = arguments("DFLASH", "triton", mla=False, page_size=64)
     target = runner(args, triton())
     target.model[1] = layer(1, **changes)
-    target.token_to_kv_pool = SimpleNamespace()
     with caplog.at_level(logging.INFO):
         admission.admit_runner(target)
     assert bool(attached) == (not reason)
     assert reason in caplog.records[1].message
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("SWAKVPool", "swa_memory_pool"),
+        ("MHATokenToKVPoolFP4", "memory_pool"),
+        ("NoOpMHATokenToKVPool", "memory_pool"),
+        ("MHATokenToKVPool", "of_a_fork"),
+    ],
+)
+def test_a_pool_that_no_engine_reads_keeps_stock(
+    name: str, module: str, attached: Attached, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A pool with two slot spaces is made for a model whose layers may all look plain."""
+    target = runner(arguments("DFLASH", "triton", mla=False), triton())
+    target.token_to_kv_pool = pool(name, module)
+    with caplog.at_level(logging.INFO):
+        admission.admit_runner(target)
+    assert attached == []
+    assert f"the KV pool is a {name}, whose slots no engine reads" in caplog.records[1].message
 
 
 def test_heads_that_are_too_wide_keep_stock(attached: Attached) -> None:
@@ -372,6 +438,62 @@ def test_a_tree_on_a_kernel_that_counts_rows_is_refused_and_a_chain_is_not() -> 
                 admission.admit_runner(target)
 
 
+def test_flashinfer_cannot_verify_a_model_with_windows_and_is_not_recommended_for_it(
+    attached: Attached,
+) -> None:
+    tree = arguments("EAGLE3", "flashinfer", speculative_eagle_topk=4, mla=False)
+    admission.admit_arguments(tree)
+    admission.admit_runner(runner(tree, backend("FlashInferAttnBackend")))
+    for args, name in (
+        (tree, "FlashInferAttnBackend"),
+        (arguments("EAGLE3", "triton", speculative_eagle_topk=4, mla=False), "TritonAttnBackend"),
+    ):
+        target = runner(args, backend(name))
+        target.sliding_window_size = 127
+        target.model[1] = layer(1, sliding_window_size=127)
+        with pytest.raises(DroppedMaskError) as refusal:
+            admission.admit_runner(target)
+        assert f"verify runs on {name}" in str(refusal.value)
+        assert "on this server: fa3 (sm_80 to sm_90; sm_90 for MLA), fa4." in str(refusal.value)
+
+
+def test_a_model_whose_layers_cannot_be_seen_is_left_to_stock_and_may_have_windows(
+    attached: Attached,
+) -> None:
+    for mla in (True, False):
+        chain = runner(arguments("DFLASH", "triton", mla=mla), triton())
+        tree = runner(arguments("EAGLE", "triton", speculative_eagle_topk=4, mla=mla), triton())
+        chain.model = tree.model = []
+        drafts = Drafts(algorithm="DFLASH", width=1)
+        choice = admission.choose(drafts, selection.facts_by_object(chain, drafts))
+        assert "the model's attention layers cannot be seen" in choice.obstacles
+        admission.admit_runner(chain)
+        assert chain.overlay_identity.verify_path == "causal"
+        with pytest.raises(DroppedMaskError, match="takes a draft token's row for its position"):
+            admission.admit_runner(tree)
+    assert attached == []
+
+
+def test_keys_that_triton_stores_in_prefill_may_have_no_scale(
+    monkeypatch: pytest.MonkeyPatch, attached: Attached
+) -> None:
+    """It divides them by the scale; FlashMLA's pool and the engines know none."""
+    monkeypatch.setattr(upstream, "verify_backend_of_hybrid", lambda hybrid: hybrid.verifies)
+    args = arguments(
+        "DDTREE",
+        "triton",
+        decode="flashmla",
+        speculative_attention_mode="decode",
+        page_size=64,
+    )
+    target = runner(args, backend("HybridAttnBackend", verifies=flashmla()))
+    for scale, known in ((None, ()), (1.0, ()), (0.5, ("keys or values have a scale of 0.5",))):
+        target.model[1] = layer(1, k_scale_float=scale)
+        facts = selection.facts_by_object(target, Drafts(algorithm="DDTREE", width=15))
+        assert facts.backends == ("FlashMLABackend",)
+        assert facts.odd_layer == (known[0] if known else None)
+
+
 def test_keys_that_flashmla_stores_as_they_are_may_have_a_scale(attached: Attached) -> None:
     target = runner(arguments("DFLASH", "flashmla", page_size=64), flashmla())
     target.model[1] = layer(1, k_scale_float=0.5)
@@ -387,6 +509,49 @@ def test_a_stock_tree_commits_on_page_one_without_moving_rows(attached: Attached
     for page_size, commits in ((1, True), (64, False)):
         args = arguments("EAGLE", "triton", speculative_eagle_topk=4, page_size=page_size)
         assert selection.facts_by_name(args, drafts, "X").commits_trees is commits
+
+
+MLA = pool("MLATokenToKVPool", moves=True)
+MHA = pool("MHATokenToKVPool", moves=True)
+FP4 = pool("MLATokenToKVPoolFP4", base=type(MLA))
+
+
+@pytest.mark.parametrize(
+    ("found", "moves"),
+    [
+        (MLA, True),
+        (MHA, True),
+        (pool("MLATokenToKVPool"), False),
+        (FP4, False),
+        (pool("ScaledPool", base=type(MHA)), True),
+        (pool("OfAFork", base=type(MLA), moves=True), True),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_pool_moves_rows_by_a_method_that_takes_its_class(found: Any, *, moves: bool) -> None:
+    assert upstream.moves_rows(found) == moves
+    both = pool("HybridLinearKVPool", moves=True)
+    both.full_kv_pool = found
+    assert upstream.moves_rows(both) == moves
+
+
+def test_a_stock_tree_whose_path_cannot_be_kept_does_not_start(
+    monkeypatch: pytest.MonkeyPatch, attached: Attached
+) -> None:
+    """An FP4 cache of an MLA model: the commit raised while serving, whoever had verified."""
+    monkeypatch.setattr(upstream, "mla_pool_moves_rows", lambda: True)
+    for page_size, topk, kept in ((64, 4, MLA), (64, 1, FP4), (1, 4, FP4), (64, 4, FP4)):
+        args = arguments("EAGLE", "triton", speculative_eagle_topk=topk, page_size=page_size)
+        admission.admit_arguments(args)
+        target = runner(args, triton())
+        target.token_to_kv_pool = kept
+        if (page_size, topk, kept) != (64, 4, FP4):
+            admission.admit_runner(target)
+            continue
+        with pytest.raises(
+            admission.UnkeptTreeError, match="which the server's MLATokenToKVPoolFP4 cannot"
+        ):
+            admission.admit_runner(target)
 
 
 def test_a_class_that_only_has_the_name_runs_no_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -425,7 +590,7 @@ def drafting_trees(attention: str, **changes: Any) -> Any:
 
 def ddtree_runner(args: Any, attn_backend: Any) -> Any:
     target = runner(args, attn_backend)
-    target.sliding_window_size = target.mambaish_config = None
+    target.mambaish_config = None
     target.device = "cuda"
     return target
 

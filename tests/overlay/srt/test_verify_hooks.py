@@ -161,6 +161,7 @@ def test_buffers_of_graphs_that_are_never_captured_are_small() -> None:
     assert graph_tokens(backend_with_adapter()[0]) == 3
     # EAGLE's masks are made in one of these buffers.
     assert graph_tokens(backend_with_adapter("EAGLE", width=4)[0]) == 24
+    assert graph_tokens(backend_with_adapter("PLUGIN", width=4)[0]) == 24
 
 
 @pytest.mark.parametrize(

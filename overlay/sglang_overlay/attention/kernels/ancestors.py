@@ -42,10 +42,10 @@ def pack_parents_kernel(
     tl.store(at, bits, mask=(node < nodes)[:, None] & (word < WORDS)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["full_mask_size"])
 def pack_full_mask_kernel(
     full_mask,
-    full_mask_size,
+    full_mask_size: tl.int64,  # it changes with every step: of one type, whatever the value
     prefix_lens,
     packed,
     nodes,
