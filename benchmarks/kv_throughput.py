@@ -207,6 +207,19 @@ class Host:
         self._looked, self._held_up = looked, held_up
         self._waiting: list[list[int]] = []
         self._running: list[Any] = []
+        self._compactor = getattr(bed.scheduler, "overlay_compactor", None)
+        self._passes = 0
+        if self._compactor is not None:
+            self._compactor._pass = self._counted(self._compactor._pass)
+
+    def _counted(self, stock: Callable[[], int]) -> Callable[[], int]:
+        """Count calls of ``stock``: the tally has those passes only that moved something."""
+
+        def counting() -> int:
+            self._passes += 1
+            return stock()
+
+        return counting
 
     def begin(self, seed: int, core: int = -1) -> dict[str, Any]:
         """Begin a conversation, on the ``core`` if there is one."""
@@ -263,18 +276,18 @@ class Host:
         }
 
     def rest(self) -> dict[str, Any]:
-        """Be idle, for at least one pass of compaction; return the seconds, and what it moved."""
-        compactor = getattr(self._bed.scheduler, "overlay_compactor", None)
-        before = compactor.tally.moved_tokens if compactor else 0
+        """Be idle for at least one pass of compaction; return the seconds, and what it did."""
+        tally = self._compactor.tally if self._compactor else None
+        passes, moved = self._passes, tally.moved_tokens if tally else 0
         synchronize()
         began = time.perf_counter()
         for _ in range(IDLE_MOMENTS):
             self._bed.step()
         synchronize()
-        seconds = time.perf_counter() - began
         return {
-            "seconds": seconds,
-            "moved": compactor.tally.moved_tokens - before if compactor else 0,
+            "seconds": time.perf_counter() - began,
+            "passes": self._passes - passes,
+            "moved": tally.moved_tokens - moved if tally else 0,
         }
 
     def play(self, seed: int) -> dict[str, Any]:
@@ -533,11 +546,11 @@ class Measuring:
             "levels": {
                 label: lockstep.compare(self._rounds, label, OFF) for label in self._labels[1:]
             },
+            "conversations": len(self._rests),
             "rests": {
                 label: {
-                    "seconds": sum(each[label]["seconds"] for each in self._rests),
-                    "moved": sum(each[label]["moved"] for each in self._rests),
-                    "count": len(self._rests),
+                    name: sum(each[label][name] for each in self._rests)
+                    for name in ("seconds", "passes", "moved")
                 }
                 for label in self._labels
             },
@@ -617,17 +630,16 @@ def _notes(way: str, result: dict[str, Any]) -> list[str]:
         f"{row['steps']} of {mode} at {row['step_us'] / 1e3:.3f} ms" for mode, row in some.items()
     )
     rests = ", ".join(
-        f"`{label}` {rest['seconds']:.2f} s, {rest['moved']} tokens moved"
+        f"`{label}` {rest['seconds']:.2f} s, {rest['passes']} passes, {rest['moved']} tokens moved"
         for label, rest in result["rests"].items()
     )
     lines = [
         f"{way}: {result['rounds']} rounds; steps of `off`: {steps}; "
-        f"{result['tokens_per_second_off']:.0f} tokens/s. At most {IDLE_MOMENTS} idle moments "
-        f"after each of {result['rests'][OFF]['count']} conversations, no part of the above: "
-        f"{rests}.",
+        f"{result['tokens_per_second_off']:.0f} tokens/s. {IDLE_MOMENTS} idle moments after each "
+        f"of {result['conversations']} conversations, no part of the above: {rests}.",
     ]
-    if not result["rests"][IDLE]["moved"]:
-        lines.append(f"{way}: **no pass moved anything**, so that `idle` shows nothing.")
+    if not result["rests"][IDLE]["passes"]:
+        lines.append(f"{way}: **no pass was made** yet, so that `idle` shows nothing.")
     if result["watched"].get(OFF):
         lines.append(
             f"{way}, off: placement's kernels, waits, launches per step: "
