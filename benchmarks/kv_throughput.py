@@ -23,7 +23,8 @@ which level ``idle`` makes its passes: they count in no rate, since nothing runs
 random, and the target has few layers: a model that is slower per step pays a smaller share.
 
 ``--control US`` adds a server at level ``off`` whose steps take US µs longer: what the method says
-of it shows what it can tell on this host.
+of it shows what it can tell on this host. With 0 it shows how far two processes that do the same
+are apart, which no interval over rounds has in it.
 
 What was measured is written every 10 s. Only then some steps of a full batch run under
 ``torch.cuda.set_sync_debug_mode`` and under the profiler: where the host waited for the device, by
@@ -397,7 +398,8 @@ def dry_launch(way: str) -> Any:
 
 def environment(way: str, level: str, scratch: Path, *, dry: bool) -> dict[str, str]:
     """Return the environment of a server."""
-    variables = {KV_SLOTS: level}
+    # Sets and dictionaries that lie in memory alike: what else tells two processes apart is little.
+    variables = {KV_SLOTS: level, "PYTHONHASHSEED": "0"}
     if not dry:
         return os.environ | variables
     from tests.support.engine.orders import Orders
