@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 TRIMMED = 0.2
 """The share of the values that a mean leaves out at either end."""
-REPLICATES, BLOCK = 400, 16
+REPLICATES, BLOCK = 400, 24
 
 # What all must have done alike in a visit.
 SAME = ("mode", "kind", "steps", "tokens", "digest", "over")
