@@ -42,7 +42,10 @@ step() {
     ddtree-server) "$python" benchmarks/ddtree_server.py "$out" 120 triton hybrid ;;
     kv-calls) measure kv_calls kv-calls ;;
     kv-layouts) "$python" benchmarks/kv_layouts.py "$out" ${KV_LAYOUTS:+--layouts "$KV_LAYOUTS"} ;;
-    kv-throughput) "$python" benchmarks/kv_throughput.py "$out" ;;
+    kv-throughput)
+      # shellcheck disable=SC2086 # several options
+      "$python" benchmarks/kv_throughput.py "$out" ${KV_THROUGHPUT:-}
+      ;;
     *) echo "unknown step: $1; benchmarks/README.md lists them" >&2 && return 2 ;;
   esac
 }

@@ -1,51 +1,56 @@
-"""What placing and compacting KV slots costs the real SGLang: throughput and synchronisations.
+"""What placing and compacting KV slots costs the real SGLang: its throughput, in lockstep.
 
-    python benchmarks/kv_throughput.py OUT [--turns N] [--layers N] [--ways slots pages]
-    python benchmarks/kv_throughput.py OUT --dry     on a CPU, to see that it runs
+    python benchmarks/kv_throughput.py OUT [--seconds N] [--layers N] [--ways slots pages]
+    python benchmarks/kv_throughput.py OUT --dry --seconds 5     on a CPU, to see that it runs
 
 on a host with SGLang, the overlay applied to it, and a Hopper GPU; writes OUT/kv-throughput.json
-and .md. Per way (``slots``: pages of one slot, the portable engine; ``pages``: pages of 64,
-FlashMLA) there is a server with DFLASH and CUDA graphs for each of the levels ``off``,
-``placement`` and ``idle``, a `Stepper` in a process of its own, all on one GPU. They play the same
-conversations, one server at a time. What they give is told in two ways:
+and .md, and each round's times to OUT/kv-throughput-WAY.jsonl. A way (``slots``: pages of one slot,
+the portable engine; ``pages``: pages of 64, FlashMLA) has a server with DFLASH and CUDA graphs for
+each of the levels ``off``, ``placement`` and ``idle``: a `Stepper` in a process of its own. They
+start at once, and share one GPU.
 
-- **calls**, which can tell half a percent on a host that does not keep its pace. In turns of their
-  own, every call that placement has a part in is timed: of the allocator, and of the hooks around
-  SGLang's allocations. The device is idle then, so that a call's time is the host's, with the waits
-  that are its own. Per step, a level's calls less those of ``off``, over ``off``'s step in turns
-  without timers: the cost where the host is what a step waits for, and more than it elsewhere.
-  Of each turn the dearest hundredth of the steps counts no more than the one before it.
-- **tokens per second** in short turns, each level once in each, in another order, with the same
-  work. A turn's ratio is a level's rate over that of ``off`` in the same turn.
+They play the same conversations in lockstep (``lockstep.py``): each makes a visit of up to
+`Load.visit` decode steps, or of one prefill, while the others wait; then the next one makes the
+same. So a visit has a time for every level within about 100 ms, and whatever slows the host slows
+all of them. Every conversation is on another core of the host, the same for all servers. A server
+times its own visits, from an idle device to an idle device. It tells what it did as well: where two
+levels did not do the same, the run ends with an error.
 
-Both are medians over turns, with an interval for 95 %. What the placement kernel takes the device
-is the profiler's.
+Prompts share heads and evict one another; what is drafted and accepted is decided here, by seed
+(commits of 1 to 16 tokens). Rounds in which a request ended, and those in which a level looked for
+the longest free runs, are kinds of their own. After each conversation there are idle moments, in
+which level ``idle`` makes its passes: they count in no rate, since nothing runs then. Weights are
+random, and the target has few layers: a model that is slower per step pays a smaller share.
 
-Prompts share heads and evict one another, what is drafted and accepted is decided here (commits
-of 1 to 16 tokens), and every turn ends with an idle moment, in which level ``idle`` makes its
-passes: their time counts in the rates, not in the calls. Weights are random, and the target has
-few layers: a model that is slower per step pays a smaller share.
+``--control US`` adds a server at level ``off`` whose steps take US µs longer: what the method says
+of it shows what it can tell on this host. With 0 it shows how far two processes that do the same
+are apart, which no interval over rounds has in it.
 
-Afterwards some steps of a full batch run under ``torch.cuda.set_sync_debug_mode`` and under the
-profiler: where the host waited for the device, by line of source, and how often it launched.
+What was measured is written every 10 s. Only then some steps of a full batch run under
+``torch.cuda.set_sync_debug_mode`` and under the profiler: where the host waited for the device, by
+line of source, how often it launched, and what placement's kernels take the device.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import json
 import os
 import random
-import statistics
+import select
+import signal
 import subprocess
 import sys
 import time
 import warnings
-from collections import Counter, defaultdict
+import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from unittest import mock
 
 import torch
@@ -53,16 +58,25 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "overlay")]
 
-from sglang_overlay.switches import IDLE, KV_SLOTS, OFF, PLACEMENT  # noqa: E402
+from sglang_overlay.switches import IDLE, KV_SLOTS, OFF, PLACEMENT, VERIFY_ENGINE  # noqa: E402
 
+from benchmarks import lockstep  # noqa: E402
 from benchmarks import verify_engine_gpu as engine  # noqa: E402
 from benchmarks.installed import versions  # noqa: E402
 from tests.support.engine import weights  # noqa: E402
 from tests.support.engine.stepper import Stepper  # noqa: E402
 
 LEVELS = (OFF, PLACEMENT, IDLE)
+CONTROL = "control"
 WAYS = ("slots", "pages")
 WATCHED_STEPS = 10
+# Conversations that all play before: they compile what graphs do not hold, and fill the cache.
+WARM_UP = 3
+# Seconds from one result that is written to the next.
+WRITTEN = 10.0
+# One more than the idle moments from one pass of compaction to the next.
+IDLE_MOMENTS = 66
+PLACING = ("list_runs", "pick_runs", "place_units")
 
 
 class Load:
@@ -70,13 +84,14 @@ class Load:
 
     def __init__(self, *, dry: bool) -> None:
         self.dry = dry
+        self.visit = 4
         self.batch = 2 if dry else 8
-        self.requests = 3 if dry else 8
+        self.requests = 4 if dry else 16
         self.heads = (40, 70) if dry else (1800, 1200, 700, 300)
         self.said = (8, 20) if dry else (200, 1200)
         self.answer = 24 if dry else 300
         self.pool = 2048 if dry else 60_000
-        self.timed = 1 if dry else 5
+        self.warm_up = 1 if dry else WARM_UP
 
 
 class Drafting(engine.Teacher):
@@ -107,28 +122,26 @@ class Drafting(engine.Teacher):
 # --- one server
 
 
-def serve(name: str, scratch: Path, layers: int, load: Load) -> None:
-    """Be one server: do what each line on standard input asks for."""
-    way, _, _ = name.partition("-")
-    bed = start(way, scratch / "models" / name, layers, load)
+def serve(options: argparse.Namespace, load: Load) -> None:
+    """Be one server: do what each line on standard input asks for, answer with a line each."""
+    # Whatever ends the driver ends this process.
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    began = time.perf_counter()
+    way, _, label = options.server.partition("-")
+    bed = start(way, options.out / "models" / options.server, options.layers, load)
     runner = bed.scheduler.tp_worker.model_runner
-    teacher = Drafting()
-    (scratch / f"{name}.started").touch()
-    with teacher.teaching(runner):
-        for number, line in enumerate(sys.stdin):
-            kind, _, seed = line.strip().partition(" ")
-            found: Any
-            if kind == "watch":
-                found = watch(bed, load)
-            elif kind == "calls":
-                with Calls(bed.scheduler.token_to_kv_pool_allocator) as calls_made:
-                    play(bed, load, seed=int(seed), calls_made=calls_made)
-                found = calls_made.summary()
-            else:
-                found = play(bed, load, seed=int(seed))
-            part = scratch / f"{name}-{number}.part"
-            part.write_text(json.dumps(found))
-            part.rename(scratch / f"{name}-{number}.json")
+    with (
+        os.fdopen(options.answers, "w", buffering=1) as answers,
+        looks() as looked,
+        (teacher := Drafting()).teaching(runner),
+    ):
+        held_up = 1e-6 * options.control if label == CONTROL else 0.0
+        host = Host(bed, load, teacher, looked, held_up)
+        answers.write(json.dumps({"seconds": time.perf_counter() - began}) + "\n")
+        for line in sys.stdin:
+            what, *numbers = line.split()
+            found = getattr(host, what)(*map(int, numbers))
+            answers.write(json.dumps(found) + "\n")
 
 
 def start(way: str, folder: Path, layers: int, load: Load) -> Stepper:
@@ -141,10 +154,12 @@ def start(way: str, folder: Path, layers: int, load: Load) -> Stepper:
     target = {**engine.TARGET, "num_hidden_layers": layers, "first_k_dense_replace": layers}
     with mock.patch.object(engine, "TARGET", target):
         mode = engine.Mode(flashmla=way == "pages")
-        arguments = engine.server_arguments(mode, (1, 2, 4, load.batch), folder)
+        arguments = engine.server_arguments(mode, (load.batch,), folder)
     return Stepper(
         arguments
         | {
+            # Smaller batches are padded to it: more graphs are a longer start.
+            "cuda_graph_bs": [load.batch],
             "max_total_tokens": load.pool,
             "context_length": 8192,
             "max_running_requests": load.batch,
@@ -166,117 +181,134 @@ def start_dry(way: str, load: Load) -> Stepper:
     return bed
 
 
-def play(bed: Any, load: Load, *, seed: int, calls_made: Calls | None = None) -> dict[str, Any]:
-    """Serve conversations; return the rate, and the steps' number and mean time by mode."""
-    words = random.Random(f"kv {seed}")
-    heads = [_words(random.Random(length), length) for length in load.heads]
-    made, steps = 0, defaultdict(list)
-    waiting = [
-        words.choice(heads) + _words(words, words.randint(*load.said)) for _ in range(load.requests)
-    ]
-    running: list[Any] = []
-    synchronize()
-    began = time.perf_counter()
-    while waiting or running:
-        while waiting and len(running) < load.batch:
-            running.append(bed.submit(waiting.pop(), tokens=load.answer))
-        started = time.perf_counter()
-        mode = bed.step()
-        steps[mode].append(time.perf_counter() - started)
-        if calls_made is not None:
-            calls_made.end_step(mode)
-        done = [request for request in running if request.finished()]
-        made += sum(len(request.output_ids) for request in done)
-        running = [request for request in running if not request.finished()]
-    # Idle, for at least one pass of compaction: they are 64 of these apart.
-    for _ in range(66):
-        bed.step()
-    synchronize()
-    seconds = time.perf_counter() - began
-    found: dict[str, Any] = {
-        "tokens_per_second": made / seconds,
-        "step_ms": {mode: 1e3 * clipped_mean(times) for mode, times in steps.items()},
-        "steps": {mode: len(times) for mode, times in steps.items()},
-        "tokens": made,
-        "seconds": seconds,
-    }
-    compactor = getattr(bed.scheduler, "overlay_compactor", None)
-    return found | ({"moved": compactor.tally.moved_tokens} if compactor else {})
+@contextmanager
+def looks() -> Iterator[Counter[str]]:
+    """Count how often placement looks for the longest free runs: some steps do, most do not."""
+    from sglang_overlay.srt import kv_allocators
+
+    counted: Counter[str] = Counter()
+    names: Any = kv_allocators
+    stock = names.longest_runs
+
+    def counting(*args: Any) -> Any:
+        counted["looks"] += 1
+        return stock(*args)
+
+    with mock.patch.object(names, "longest_runs", counting):
+        yield counted
 
 
-class Calls:
-    """While open: the time of all calls that placement has a part in, step by step.
+class Host:
+    """What a server does when it is asked to. Steps are ``held_up`` by so many seconds each."""
 
-    ``off`` is measured by the same: there the hooks find that they have nothing to do.
-    """
+    def __init__(
+        self, bed: Any, load: Load, teacher: Drafting, looked: Counter[str], held_up: float
+    ) -> None:
+        self._bed, self._load, self._teacher = bed, load, teacher
+        self._looked, self._held_up = looked, held_up
+        self._waiting: list[list[int]] = []
+        self._running: list[Any] = []
+        self._compactor = getattr(bed.scheduler, "overlay_compactor", None)
+        self._passes = 0
+        if self._compactor is not None:
+            self._compactor._pass = self._counted(self._compactor._pass)
 
-    NAMES = (
-        *("alloc", "alloc_extend", "alloc_decode", "free", "free_group_begin", "free_group_end"),
-        *("backup_state", "restore_state", "available_size"),
-    )
-    HOOKS = ("growing", "extending")
+    def _counted(self, stock: Callable[[], int]) -> Callable[[], int]:
+        """Count calls of ``stock``: the tally has those passes only that moved something."""
 
-    def __init__(self, allocator: Any) -> None:
-        self._allocator, self._within, self._spent = allocator, False, 0.0
-        self._steps: dict[str, list[float]] = defaultdict(list)
-        self._open = ExitStack()
+        def counting() -> int:
+            self._passes += 1
+            return stock()
 
-    def __enter__(self) -> Calls:
-        """Put timers around the calls."""
-        from sglang_overlay.srt import kv_slots
+        return counting
 
-        for name in self.NAMES:
-            setattr(self._allocator, name, self._timed(getattr(self._allocator, name)))
-            self._open.callback(delattr, self._allocator, name)
-        for name in self.HOOKS:
-            hook = self._timed_context(getattr(kv_slots, name))
-            self._open.enter_context(mock.patch.object(kv_slots, name, hook))
-        return self
+    def begin(self, seed: int, core: int = -1) -> dict[str, Any]:
+        """Begin a conversation, on the ``core`` if there is one."""
+        if core >= 0:
+            with suppress(OSError):
+                os.sched_setaffinity(0, {core})
+        words, load = random.Random(f"kv {seed}"), self._load
+        heads = [_words(random.Random(length), length) for length in load.heads]
+        self._waiting = [
+            words.choice(heads) + _words(words, words.randint(*load.said))
+            for _ in range(load.requests)
+        ]
+        # Or a collection of everything that there is would fall into somebody's visit.
+        gc.collect()
+        gc.freeze()
+        return {}
 
-    def __exit__(self, *_: object) -> None:
-        """Take them away."""
-        self._open.close()
+    def visit(self) -> dict[str, Any]:
+        """Make some steps; return what was done, and the seconds they took."""
+        scheduler, running = self._bed.scheduler, self._running
+        while self._waiting and len(running) < self._load.batch:
+            running.append(self._bed.submit(self._waiting.pop(), tokens=self._load.answer))
+            self._teacher.text(running[-1])
+        prefills = bool(scheduler.waiting_queue) or scheduler.chunked_req is not None
+        before = sum(len(request.output_ids) for request in running)
+        looked = self._looked["looks"]
+        modes: list[str] = []
+        synchronize()
+        began = time.perf_counter()
+        for _ in range(1 if prefills else self._load.visit):
+            modes.append(self._bed.step())
+            if self._held_up:
+                spin(self._held_up)
+            if any(request.finished() for request in running):
+                break
+        synchronize()
+        seconds = time.perf_counter() - began
+        self._teacher.verify_ms.clear()
+        last = scheduler.last_batch
+        lengths = [
+            (request.rid, request.cached_tokens, len(request.output_ids)) for request in running
+        ]
+        self._running = [request for request in running if not request.finished()]
+        kind = ["several"] * (prefills and last is not None and len(last.reqs) > 1)
+        kind += ["end"] * (len(self._running) < len(running))
+        return {
+            "mode": "+".join(sorted(set(modes))),
+            "kind": " ".join(kind),
+            "steps": len(modes),
+            "tokens": sum(length for _, _, length in lengths) - before,
+            "digest": zlib.crc32(repr((modes, lengths)).encode()),
+            "over": not self._running and not self._waiting,
+            "own": "look" * (self._looked["looks"] > looked),
+            "seconds": seconds,
+        }
 
-    def _timed(self, stock: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if self._within:
-                return stock(*args, **kwargs)
-            synchronize()
-            self._within, started = True, time.perf_counter()
-            try:
-                return stock(*args, **kwargs)
-            finally:
-                self._spent += time.perf_counter() - started
-                self._within = False
+    def rest(self) -> dict[str, Any]:
+        """Be idle for at least one pass of compaction; return the seconds, and what it did."""
+        tally = self._compactor.tally if self._compactor else None
+        passes, moved = self._passes, tally.moved_tokens if tally else 0
+        synchronize()
+        began = time.perf_counter()
+        for _ in range(IDLE_MOMENTS):
+            self._bed.step()
+        synchronize()
+        return {
+            "seconds": time.perf_counter() - began,
+            "passes": self._passes - passes,
+            "moved": tally.moved_tokens - moved if tally else 0,
+        }
 
-        return call
+    def play(self, seed: int) -> dict[str, Any]:
+        """Have a whole conversation; return how it ended."""
+        self.begin(seed)
+        while not self.visit()["over"]:
+            pass
+        return self.rest()
 
-    def _timed_context(self, stock: Callable[..., Any]) -> Callable[..., Any]:
-        @contextmanager
-        def within(*args: Any) -> Iterator[None]:
-            context = self._timed(stock)(*args)
-            self._timed(context.__enter__)()
-            try:
-                yield
-            finally:
-                self._timed(context.__exit__)(None, None, None)
-
-        return within
-
-    def end_step(self, mode: str) -> None:
-        """Book what was spent since the last step to one of ``mode``."""
-        self._steps[mode].append(self._spent)
-        self._spent = 0.0
-
-    def summary(self) -> dict[str, float]:
-        """Return the mean time of a step's calls in µs by mode."""
-        return {mode: 1e6 * clipped_mean(times) for mode, times in self._steps.items()}
+    def watch(self) -> dict[str, Any]:
+        """Return what the host does in a busy step."""
+        return watch(self._bed, self._load)
 
 
-def clipped_mean(times: list[float]) -> float:
-    """Return the mean, where what is above the 99th percentile counts as that."""
-    most = sorted(times)[int(0.99 * (len(times) - 1))]
-    return statistics.mean(min(each, most) for each in times)
+def spin(seconds: float) -> None:
+    """Keep the host busy."""
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        pass
 
 
 def _words(source: random.Random, count: int) -> list[int]:
@@ -335,7 +367,11 @@ def calls(bed: Any) -> dict[str, Any]:
         for _ in range(WATCHED_STEPS):
             bed.step()
     events = profiler.key_averages()
-    placing = sum(e.self_device_time_total for e in events if "place_units" in e.key)
+    placing = sum(
+        event.self_device_time_total
+        for event in events
+        if any(name in event.key for name in PLACING)
+    )
     return {
         "calls": {
             event.key: event.count / WATCHED_STEPS
@@ -362,22 +398,28 @@ def dry_launch(way: str) -> Any:
 
 def environment(way: str, level: str, scratch: Path, *, dry: bool) -> dict[str, str]:
     """Return the environment of a server."""
-    variables = {KV_SLOTS: level}
+    # Sets and dictionaries that lie in memory alike: what else tells two processes apart is little.
+    variables = {KV_SLOTS: level, "PYTHONHASHSEED": "0"}
     if not dry:
         return os.environ | variables
     from tests.support.engine.orders import Orders
 
+    # In Triton's interpreter the overlay's own would be most of a step.
+    variables[VERIFY_ENGINE] = "stock"
     return dict(dry_launch(way).environment() | Orders(record=scratch).environment() | variables)
 
 
 class Server:
-    """A server's process."""
+    """A server's process, as seen from outside."""
 
     def __init__(self, name: str, options: argparse.Namespace, scratch: Path) -> None:
-        self.name, self._scratch, self._asked = name, scratch, 0
-        way, _, level = name.partition("-")
+        self.name = name
+        way, _, label = name.partition("-")
+        level = OFF if label == CONTROL else label
+        answers, written = os.pipe()
         command = [sys.executable, __file__, str(scratch), "--server", name]
-        command += ["--layers", str(options.layers)] + ["--dry"] * options.dry
+        command += ["--layers", str(options.layers), "--answers", str(written)]
+        command += ["--control", str(options.control or 0)] + ["--dry"] * options.dry
         with (options.out / f"kv-throughput-{name}.log").open("w") as log:
             self._process = subprocess.Popen(
                 command,
@@ -386,91 +428,143 @@ class Server:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 text=True,
+                pass_fds=(written,),
+                # A signal to the driver and its group is the driver's to handle.
+                start_new_session=True,
             )
+        os.close(written)
+        self._answers = os.fdopen(answers)
 
-    def wait(self, name: str) -> Path:
-        """Return the file ``name`` of the server once it is there."""
-        path = self._scratch / name
-        while not path.exists():
-            if self._process.poll() is not None:
-                raise SystemExit(f"{self.name} ended with {self._process.returncode}; see its log")
-            time.sleep(0.05)
-        return path
-
-    def ask(self, what: str) -> Any:
-        """Return the answer to ``what``."""
+    def tell(self, what: str) -> None:
+        """Ask for ``what``."""
         assert self._process.stdin is not None
-        self._process.stdin.write(what + "\n")
-        self._process.stdin.flush()
-        self._asked += 1
-        return json.loads(self.wait(f"{self.name}-{self._asked - 1}.json").read_text())
+        try:
+            self._process.stdin.write(what + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            self._give_up()
+
+    def answer(self) -> dict[str, Any]:
+        """Return the next answer, once it is there."""
+        while not select.select([self._answers], [], [], 1.0)[0]:
+            # A process that it left behind may keep the pipe open.
+            if self._process.poll() is not None:
+                self._give_up()
+        line = self._answers.readline()
+        if not line:
+            self._give_up()
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def ask(self, what: str) -> dict[str, Any]:
+        """Return the answer to ``what``."""
+        self.tell(what)
+        return self.answer()
+
+    def _give_up(self) -> NoReturn:
+        code = self._process.wait()
+        raise SystemExit(f"{self.name} ended with {code}; see its log")
 
     def end(self) -> None:
-        """Kill the process."""
-        self._process.kill()
+        """Kill the process, and what it left behind."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
 
-def measure(way: str, servers: dict[str, Server], options: argparse.Namespace) -> dict[str, Any]:
-    """Return what the levels of ``way`` gave; its servers do nothing more."""
-    # The first ones compile what graphs do not hold.
+def ask_all(servers: dict[str, Server], what: str) -> dict[str, dict[str, Any]]:
+    """Return all the answers to ``what``, which is done at once."""
     for server in servers.values():
-        server.ask("play 0")
-        server.ask("calls 1")
-
-    def turns(kind: str, count: int, first: int) -> list[dict[str, Any]]:
-        found = []
-        for number in range(count):
-            order = LEVELS[number % len(LEVELS) :] + LEVELS[: number % len(LEVELS)]
-            found.append({level: servers[level].ask(f"{kind} {first + number}") for level in order})
-            print(json.dumps({"way": way, kind: found[-1]}), flush=True)
-        return found
-
-    timed = turns("calls", Load(dry=options.dry).timed, 2)
-    played = turns("play", options.turns, 2 + len(timed))
-    watched = {level: server.ask("watch") for level, server in servers.items()}
-    return {
-        "turns": played,
-        "timed_turns": timed,
-        "levels": {level: compared(played, timed, level) for level in LEVELS},
-        "watched": watched,
-        "waits_more_than_off": {
-            level: waits_more(watched[level], watched[OFF]) for level in LEVELS[1:]
-        },
-    }
+        server.tell(what)
+    return {label: server.answer() for label, server in servers.items()}
 
 
-def compared(
-    played: list[dict[str, Any]], timed: list[dict[str, Any]], level: str
-) -> dict[str, Any]:
-    """Return a level's rate and calls, and how they compare to ``off``."""
-    ratios = [each[level]["tokens_per_second"] / each[OFF]["tokens_per_second"] for each in played]
-    modes = [mode for mode in ("DECODE", "EXTEND") if mode in played[0][OFF]["steps"]]
-    # A step of `off`, and how many there are of each kind.
-    step_us = {m: 1e3 * statistics.median(e[OFF]["step_ms"][m] for e in played) for m in modes}
-    steps = {mode: sum(each[OFF]["steps"][mode] for each in played) for mode in modes}
-    whole = sum(steps[mode] * step_us[mode] for mode in modes)
-    costs = [
-        sum(steps[mode] * (each[level][mode] - each[OFF][mode]) for mode in modes) / whole
-        for each in timed
-    ]
-    rates = [each[level]["tokens_per_second"] for each in played]
-    return {
-        "cost": interval(costs),
-        "calls_us": {mode: statistics.median(e[level][mode] for e in timed) for mode in modes},
-        "step_us": {
-            m: 1e3 * statistics.median(e[level]["step_ms"][m] for e in played) for m in modes
-        },
-        "tokens_per_second": statistics.median(rates),
-        "ratio": interval(ratios),
-    }
+class Measuring:
+    """One way: its rounds so far, and what they say."""
 
+    def __init__(self, way: str, options: argparse.Namespace, write: Callable[..., None]) -> None:
+        self._way, self._options, self._write = way, options, write
+        self._labels = (*LEVELS, CONTROL) if options.control is not None else LEVELS
+        self._rounds: list[lockstep.Round] = []
+        self._rests: list[dict[str, dict[str, Any]]] = []
+        self._watched: dict[str, dict[str, Any]] = {}
+        self._written = time.monotonic()
 
-def interval(values: list[float]) -> list[float]:
-    """Return the median, and what it lies between at 95 %: as much as so few values can tell."""
-    ranked, count = sorted(values), len(values)
-    outside = max(int((count - 1.96 * count**0.5) / 2), 0)
-    return [statistics.median(ranked), ranked[outside], ranked[count - 1 - outside]]
+    def run(self, scratch: Path) -> None:
+        """Start the servers, play, and watch; write on the way."""
+        began = time.monotonic()
+        servers: dict[str, Server] = {}
+        try:
+            for label in self._labels:
+                servers[label] = Server(f"{self._way}-{label}", self._options, scratch)
+            took = {label: server.answer()["seconds"] for label, server in servers.items()}
+            started = time.monotonic()
+            own = ", ".join(f"{label} {seconds:.1f}" for label, seconds in took.items())
+            print(f"{self._way}: start {started - began:.1f} s ({own})", flush=True)
+            warm_up = Load(dry=self._options.dry).warm_up
+            for seed in range(warm_up):
+                ask_all(servers, f"play {seed}")
+            print(f"{self._way}: warm-up {time.monotonic() - started:.1f} s", flush=True)
+            self._play(servers, warm_up)
+            self._tell()
+            for label, server in servers.items():
+                self._watched[label] = server.ask("watch")
+        finally:
+            for server in servers.values():
+                server.end()
+            if self._rounds:
+                self._tell()
+
+    def _play(self, servers: dict[str, Server], seed: int) -> None:
+        until = time.monotonic() + self._options.seconds
+        cores = sorted(os.sched_getaffinity(0))
+        self._written = time.monotonic()
+        raw = self._options.out / f"kv-throughput-{self._way}.jsonl"
+        with raw.open("w") as rounds:
+            while time.monotonic() < until:
+                # On one core each, one server alone may be slow for seconds: some other program's
+                # work lies on its core.
+                ask_all(servers, f"begin {seed} {cores[seed % len(cores)]}")
+                over = False
+                while not over:
+                    made, over = lockstep.play_round(servers, len(self._rounds))
+                    self._rounds.append(made)
+                    rounds.write(json.dumps({"conversation": seed, **vars(made)}) + "\n")
+                    if time.monotonic() - self._written > WRITTEN:
+                        rounds.flush()
+                        self._tell()
+                self._rests.append({label: each.ask("rest") for label, each in servers.items()})
+                seed += 1
+
+    def _tell(self) -> None:
+        found = self._found()
+        self._write(self._way, found)
+        for label, row in found["levels"].items():
+            print(f"{self._way}: {len(self._rounds)} rounds, {label} {percent(row)}", flush=True)
+        self._written = time.monotonic()
+
+    def _found(self) -> dict[str, Any]:
+        spent = sum(each.seconds[OFF] for each in self._rounds)
+        watched = self._watched
+        return {
+            "rounds": len(self._rounds),
+            "tokens_per_second_off": sum(each.tokens for each in self._rounds) / spent,
+            "levels": {
+                label: lockstep.compare(self._rounds, label, OFF) for label in self._labels[1:]
+            },
+            "conversations": len(self._rests),
+            "rests": {
+                label: {
+                    name: sum(each[label][name] for each in self._rests)
+                    for name in ("seconds", "passes", "moved")
+                }
+                for label in self._labels
+            },
+            "watched": watched,
+            "waits_more_than_off": {
+                label: waits_more(watched[label], watched[OFF]) for label in list(watched)[1:]
+            },
+        }
 
 
 def waits_more(watched: dict[str, Any], stock: dict[str, Any]) -> dict[str, float]:
@@ -480,6 +574,12 @@ def waits_more(watched: dict[str, Any], stock: dict[str, Any]) -> dict[str, floa
     return {line: round(count, 2) for line, count in more.items() if count > 0.05}
 
 
+def percent(row: dict[str, Any]) -> str:
+    """Return a throughput's difference to that of `off` in percent."""
+    gain, low, high = (100 * share for share in row["gain"])
+    return f"{gain:+.2f} ({low:+.2f} … {high:+.2f})"
+
+
 def page(found: dict[str, Any]) -> str:
     """Return the result as a page for people."""
     builds = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
@@ -487,40 +587,81 @@ def page(found: dict[str, Any]) -> str:
         f"# What placing and compacting KV slots costs, on one {found['machine']}",
         "",
         f"`benchmarks/kv_throughput.py`, {found['date']}; {builds}. DFLASH, a target of "
-        f"{found['layers']} layers, 16 heads and random weights; {found['turns']} turns. Cost: the "
-        "host's time for the calls that placement has a part in, less that of `off`, over a step "
-        "of `off`; at most 0.5 % is wanted. Ratio: tokens per second to those of `off` in the same "
-        "turn. In brackets, what the median lies between at 95 %.",
+        f"{found['layers']} layers, 16 heads and random weights. The levels play the same "
+        "conversations in lockstep, so that each round has a time of every level. Throughput: "
+        "tokens per second over those of `off`, less 1; at most −0.5 % is wanted. A step's "
+        "difference to that of `off`: the trimmed mean over the rounds. In brackets, what it lies "
+        "between at 95 %.",
         "",
-        "| way | level | cost, % | a decode step's calls, µs | a prefill's | decode step, ms "
-        "| tokens/s | ÷ off | placement kernel a step, µs | waits per step | launches per step |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| way | level | throughput, % | a decode step, µs more | a prefill, µs more "
+        "| placement's kernels a step, µs | waits per step | launches per step |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for way, result in found["ways"].items():
         for level, row in result["levels"].items():
-            watched, calls_us = result["watched"][level], row["calls_us"]
-            waited = sum(watched.get("waits", {}).values())
-            launched = sum(n for name, n in watched.get("calls", {}).items() if "Launch" in name)
-            cost, low, high = (100 * share for share in row["cost"])
-            ratio, least, most = row["ratio"]
             lines.append(
-                f"| {way} | {level} | {cost:.2f} ({low:.2f} … {high:.2f}) "
-                f"| {calls_us['DECODE']:.1f} | {calls_us.get('EXTEND', 0):.1f} "
-                f"| {row['step_us']['DECODE'] / 1e3:.3f} | {row['tokens_per_second']:.1f} "
-                f"| {ratio:.4f} ({least:.4f} … {most:.4f}) | {watched.get('placing_us', 0):.1f} "
-                f"| {waited:.1f} | {launched:.1f} |"
+                f"| {way} | {level} | {percent(row)} | {_more(row, 'DECODE')} "
+                f"| {_more(row, 'EXTEND')} | {_busy(result['watched'].get(level))} |"
             )
+    if any(CONTROL in result["levels"] for result in found["ways"].values()):
+        lines += [
+            "",
+            f"`{CONTROL}` is a second server at `off`, whose steps take {found['control']:g} µs "
+            "longer on purpose: what the method can tell.",
+        ]
     lines.append("")
-    lines += [
-        f"{way}, {level}: waits more often than `off` at {more or 'no line'}."
-        for way, result in found["ways"].items()
-        for level, more in result["waits_more_than_off"].items()
-    ]
+    for way, result in found["ways"].items():
+        lines += _notes(way, result)
     return "\n".join(lines) + "\n"
 
 
+def _more(row: dict[str, Any], mode: str) -> str:
+    if mode not in row["modes"]:
+        return "none"
+    more, low, high = row["modes"][mode]["more_us"]
+    return f"{more:+.0f} ({low:+.0f} … {high:+.0f})"
+
+
+def _busy(watched: dict[str, Any] | None) -> str:
+    if not watched:
+        return "not watched | |"
+    launched = sum(n for name, n in watched["calls"].items() if "Launch" in name)
+    waited = sum(watched["waits"].values())
+    return f"{watched['placing_us']:.1f} | {waited:.1f} | {launched:.1f}"
+
+
+def _notes(way: str, result: dict[str, Any]) -> list[str]:
+    some = next(iter(result["levels"].values()))["modes"]
+    steps = ", ".join(
+        f"{row['steps']} of {mode} at {row['step_us'] / 1e3:.3f} ms" for mode, row in some.items()
+    )
+    rests = ", ".join(
+        f"`{label}` {rest['seconds']:.2f} s, {rest['passes']} passes, {rest['moved']} tokens moved"
+        for label, rest in result["rests"].items()
+    )
+    lines = [
+        f"{way}: {result['rounds']} rounds; steps of `off`: {steps}; "
+        f"{result['tokens_per_second_off']:.0f} tokens/s. {IDLE_MOMENTS} idle moments after each "
+        f"of {result['conversations']} conversations, no part of the above: {rests}.",
+    ]
+    if not result["rests"][IDLE]["passes"]:
+        lines.append(f"{way}: **no pass was made** yet, so that `idle` shows nothing.")
+    if result["watched"].get(OFF):
+        lines.append(
+            f"{way}, off: placement's kernels, waits, launches per step: "
+            f"{_busy(result['watched'][OFF])}."
+        )
+    lines += [
+        f"{way}, {level}: waits more often than `off` at {more or 'no line'}."
+        for level, more in result["waits_more_than_off"].items()
+    ]
+    return lines
+
+
 def main(options: argparse.Namespace) -> None:
-    """Run one way after the other; write after each."""
+    """Run one way after the other."""
+    # `timeout` ends a program by this signal; the servers must not outlive it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     options.out.mkdir(parents=True, exist_ok=True)
     scratch = Path(os.environ.get("TMPDIR", "/tmp")) / f"kv-throughput-{os.getpid()}"
     scratch.mkdir()
@@ -529,25 +670,22 @@ def main(options: argparse.Namespace) -> None:
         "date": time.strftime("%Y-%m-%d"),
         "versions": versions(),
         "layers": options.layers,
-        "turns": options.turns,
+        "control": options.control,
         "ways": {},
     }
-    # All start at once, which is mostly the host's work; one of them at a time then plays.
-    servers = {
-        way: {level: Server(f"{way}-{level}", options, scratch) for level in LEVELS}
-        for way in options.ways
-    }
-    everyone = [server for each in servers.values() for server in each.values()]
-    try:
-        for server in everyone:
-            server.wait(f"{server.name}.started")
-        for way in options.ways:
-            found["ways"][way] = measure(way, servers[way], options)
-            (options.out / "kv-throughput.json").write_text(json.dumps(found, indent=1) + "\n")
-            (options.out / "kv-throughput.md").write_text(page(found))
-    finally:
-        for server in everyone:
-            server.end()
+
+    def write(way: str, result: dict[str, Any]) -> None:
+        found["ways"][way] = result
+        for name, text in (("json", json.dumps(found, indent=1) + "\n"), ("md", page(found))):
+            part = options.out / f"kv-throughput.{name}.part"
+            part.write_text(text)
+            part.rename(options.out / f"kv-throughput.{name}")
+
+    for way in options.ways:
+        try:
+            Measuring(way, options, write).run(scratch)
+        except lockstep.DivergedError as error:
+            raise SystemExit(f"{way}: {error}") from None
     print(page(found))
 
 
@@ -555,12 +693,14 @@ def read_options() -> argparse.Namespace:
     """Return the command line's options."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--turns", type=int, default=16)
+    parser.add_argument("--seconds", type=float, default=60, help="in lockstep, per way")
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--control", type=float, metavar="US", help="add a server to test itself")
     parser.add_argument("--dry", action="store_true")
     # What the program starts itself with.
     parser.add_argument("--server", help=argparse.SUPPRESS)
+    parser.add_argument("--answers", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -569,6 +709,6 @@ if __name__ == "__main__":
     if chosen.server is None:
         main(chosen)
     else:
-        serve(chosen.server, chosen.out, chosen.layers, Load(dry=chosen.dry))
+        serve(chosen, Load(dry=chosen.dry))
         sys.stdout.flush()
         os._exit(0)  # the scheduler leaves threads behind
