@@ -17,7 +17,7 @@ Graphs, KV rotation and rounds are those of ``verify_adapter.py``. ``error`` is 
 distance of a way's output to the float64 oracle's, in the norm over all elements. Tiles of the
 portable engine that are off by more than LIMIT are named and not timed.
 
-usage: python benchmarks/verify_portable.py OUT.json OUT.md [--seconds N]
+usage: python benchmarks/verify_portable.py OUT.json OUT.md [--seconds N] [--ways NAME...]
 Needs an sm_90 GPU, sgl_kernel and sglang on PYTHONPATH, beside the overlay and this repository.
 """
 
@@ -28,7 +28,7 @@ import datetime
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -85,6 +85,7 @@ WANTED = {
     (8, 32768, 8, 16): 18,
     (32, 8192, 8, 16): 8,
 }
+WAYS = ("chain", "adapter", "portable", "slots", "mma", "mma_slots", "triton", "stock")
 ROUNDS = 8
 # bf16 results of bf16 rows are off by 0.003; a wrong row moves them by much more.
 LIMIT = 0.01
@@ -182,20 +183,21 @@ def distance(got: torch.Tensor, want: torch.Tensor) -> float:
 
 
 def measure(
-    shape: tuple[int, int, int, int], dtype: torch.dtype, tb_per_s: float
+    shape: tuple[int, int, int, int], dtype: torch.dtype, tb_per_s: float, wanted: Sequence[str]
 ) -> dict[str, Any]:
-    """Return one row of results; times in ms."""
+    """Return one row of results for the ways that are ``wanted``; times in ms."""
     ways = Ways(shape, dtype)
     case = ways.case
-    calls: dict[str, list[Callable[[], Any]]] = {
-        "chain": case.chain_calls(),
-        "adapter": case.adapter_calls(),
-        "portable": ways.portable(),
-        "slots": ways.portable(scattered=True),
-        "mma": ways.portable(MMA),
-        "mma_slots": ways.portable(MMA, scattered=True),
-        "triton": ways.portable(SAFE_FP8 if case.fp8 else SAFE),
+    made: dict[str, Callable[[], list[Callable[[], Any]]]] = {
+        "chain": case.chain_calls,
+        "adapter": case.adapter_calls,
+        "portable": ways.portable,
+        "slots": partial(ways.portable, scattered=True),
+        "mma": partial(ways.portable, MMA),
+        "mma_slots": partial(ways.portable, MMA, scattered=True),
+        "triton": partial(ways.portable, SAFE_FP8 if case.fp8 else SAFE),
     }
+    calls = {name: make() for name, make in made.items() if name in wanted}
     row: dict[str, Any] = dict(zip(("requests", "context", "heads", "nodes"), shape, strict=True))
     row |= {"cache": "fp8" if case.fp8 else "bf16", "layers": case.layers}
     row["floor"] = case.floor(tb_per_s)
@@ -206,25 +208,25 @@ def measure(
             print(f"{name} is wrong at {shape}: off by {error:.2e}, not timed", flush=True)
             del calls[name]
     graphs = {name: captured(each) for name, each in calls.items()}
-    repeats = max(1, round(6 / replay_time(graphs["chain"], 2)))
+    repeats = max(1, round(6 / replay_time(next(iter(graphs.values())), 2)))
     rounds: dict[str, list[float]] = {name: [] for name in graphs}
     for _ in range(ROUNDS):
         for name, graph in graphs.items():
             rounds[name].append(replay_time(graph, repeats) / case.layers)
     row |= {name: statistics.median(times) for name, times in rounds.items()}
-    row["portable_over_chain"] = ratio(rounds["portable"], rounds["chain"])
-    for name in ("mma", "triton"):
-        if name in rounds:
-            row[f"{name}_over_portable"] = ratio(rounds[name], rounds["portable"])
-    row["kernels_us"] = kernel_times(calls["portable"][0])
-    if "mma" in calls:
-        row["mma_kernels_us"] = kernel_times(calls["mma"][0])
-    if not case.fp8:
+    for above, below in (("portable", "chain"), ("mma", "portable"), ("triton", "portable")):
+        if above in rounds and below in rounds:
+            row[f"{above}_over_{below}"] = ratio(rounds[above], rounds[below])
+    for name, key in (("portable", "kernels_us"), ("mma", "mma_kernels_us")):
+        if name in calls:
+            row[key] = kernel_times(calls[name][0])
+    if "stock" in wanted and not case.fp8:
         for name, call in (("stock", case.stock_call()), ("stock_slots", ways.stock_slots())):
             graph = captured([call])
             row[name] = statistics.median(replay_time(graph, 1) for _ in range(5))
-        row["stock_over_portable"] = row["stock"] / row["portable"]
-        row["stock_slots_over_slots"] = row["stock_slots"] / row["slots"]
+        for above, below in (("stock", "portable"), ("stock_slots", "slots")):
+            if below in rounds:
+                row[f"{above}_over_{below}"] = row[above] / row[below]
     return row
 
 
@@ -255,17 +257,21 @@ def markdown_row(row: dict[str, Any]) -> str:
     """Return one result as a line of the table."""
     shape = tuple(row[key] for key in ("requests", "context", "heads", "nodes"))
     cells = [*map(str, shape), row["cache"]]
-    cells += [f"{row[key]:.4f}" for key in ("floor", "chain", "adapter", "portable")]
-    cells += [f"{row['portable_over_chain']:.2f}", f"{row['slots']:.4f}"]
+
+    def add(form: str, *keys: str) -> None:
+        cells.extend(f"{row[key]:{form}}" if key in row else "" for key in keys)
+
+    add(".4f", "floor", "chain", "adapter", "portable")
+    add(".2f", "portable_over_chain")
+    add(".4f", "slots")
     for name in ("mma", "triton"):
-        timed = name in row
-        cells += [f"{row[name]:.4f}", f"{row[f'{name}_over_portable']:.2f}"] if timed else [""] * 2
-    if "stock" in row:
-        wanted = f"≥ {WANTED[shape]}" if shape in WANTED else ""
-        cells += [f"{row['stock']:.3f}", f"{row['stock_over_portable']:.0f}", wanted]
-        cells += [f"{row['stock_slots']:.3f}", f"{row['stock_slots_over_slots']:.0f}"]
-    else:
-        cells += [""] * 5
+        add(".4f", name)
+        add(".2f", f"{name}_over_portable")
+    add(".3f", "stock")
+    add(".0f", "stock_over_portable")
+    cells.append(f"≥ {WANTED[shape]}" if "stock" in row and shape in WANTED else "")
+    add(".3f", "stock_slots")
+    add(".0f", "stock_slots_over_slots")
     return "| " + " | ".join(cells) + " |"
 
 
@@ -275,6 +281,7 @@ def main() -> None:
     parser.add_argument("json", type=Path)
     parser.add_argument("markdown", type=Path)
     parser.add_argument("--seconds", type=float, default=600, help="start no shape after these")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="time these only")
     options = parser.parse_args()
     began = time.monotonic()
     tb_per_s = copy_bandwidth()
@@ -303,7 +310,7 @@ def main() -> None:
         if time.monotonic() - began > options.seconds:
             print(f"out of time before {shape}", flush=True)
             break
-        rows.append(measure(shape, dtype, tb_per_s))
+        rows.append(measure(shape, dtype, tb_per_s, options.ways))
         print(markdown_row(rows[-1]), flush=True)
         torch.cuda.empty_cache()
         options.json.write_text(json.dumps({"info": info, "rows": rows}, indent=1) + "\n")

@@ -61,7 +61,7 @@ def choose_config(capability: int, *, fp8: bool) -> SplitConfig:
 
     sm_90 has a kernel of its own. From sm_80 on, others get the kernel of mma.sync, which
     needs no more than sm_89 and sm_120 have: 101,376 B of shared memory, and no spills. On an H200
-    it takes 1.1 to 2.3 times as long as what sm_90 has; those GPUs themselves were not at hand.
+    it takes 1.1 to 2.0 times as long as what sm_90 has; those GPUs themselves were not at hand.
     """
     if capability == 90:
         return WGMMA
