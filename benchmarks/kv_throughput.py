@@ -589,7 +589,7 @@ def page(found: dict[str, Any]) -> str:
         f"`benchmarks/kv_throughput.py`, {found['date']}; {builds}. DFLASH, a target of "
         f"{found['layers']} layers, 16 heads and random weights. The levels play the same "
         "conversations in lockstep, so that each round has a time of every level. Throughput: "
-        "tokens per second over those of `off`, less 1; at most −0.5 % is wanted. A step's "
+        "tokens per second over those of `off`, less 1; not below −0.5 % is wanted. A step's "
         "difference to that of `off`: the trimmed mean over the rounds. In brackets, what it lies "
         "between at 95 %.",
         "",

@@ -1,7 +1,8 @@
 """STAND-IN: `kv_throughput.py` with a pretended SGLang, to see what its driver makes of servers.
 
-A step is work for the host, and nothing else. ``PRETENDED`` in the environment has by level what a
-server does apart from that: ``more`` loops of its steps, ``diverges`` in what is accepted.
+A step is work for the host, and nothing else; how long it took is said by its loops, not by a
+clock. ``PRETENDED`` in the environment has by level what a server does apart from that: ``more``
+loops of its steps, ``diverges`` in what is accepted.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import os
 import random
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +23,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import kv_throughput
 
 LOOPS = 40_000
+
+
+class Clock:
+    """Goes on with the loops of steps, and with nothing else."""
+
+    seconds = 0.0
+    monotonic, strftime = time.monotonic, time.strftime
+
+    def perf_counter(self) -> float:
+        return self.seconds
+
+
+CLOCK = Clock()
 
 
 class Request:
@@ -64,6 +79,7 @@ class Bed:
                 compactor.tally.moved_tokens += 3
             return ""
         sum(range(self._loops))
+        CLOCK.seconds += 1e-8 * self._loops
         self.scheduler.last_batch = SimpleNamespace(reqs=[*waiting] or self._running)
         if waiting:
             self._running += waiting
@@ -95,6 +111,7 @@ def pretend() -> None:
     """Put the stand-ins in place."""
     names: Any = kv_throughput
     names.__file__ = __file__
+    names.time = CLOCK
     names.start, names.looks = start, looks
     names.Drafting.teaching = teaching
     names.WRITTEN = 1.0

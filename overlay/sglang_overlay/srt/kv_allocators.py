@@ -83,8 +83,11 @@ class _Placement:
 
     def available_size(self: Any) -> int:
         """Return how many slots are free."""
+        return int(self._available_units() * self.page_size)
+
+    def _available_units(self) -> int:
         lent = 0 if self._lent is None else len(self._lent)
-        return int((self.free_map.count + self._held_units - lent) * self.page_size)
+        return self.free_map.count + self._held_units - lent
 
     def backup_state(self) -> FreeMap:
         """Open a window: what is allocated until `restore_state` is given back by it."""
@@ -125,8 +128,7 @@ class _Placement:
 
     def _let_go(self, needed: int) -> None:
         """Free what was held back long enough, or all of it where ``needed`` units are more."""
-        lent = 0 if self._lent is None else len(self._lent)
-        short = needed > self.free_map.count - lent
+        short = needed > self._available_units() - self._held_units
         while self._held and (short or self._steps - self._held[0][0] >= PATIENCE):
             _, units = self._held.pop(0)
             self._held_units -= len(units)
@@ -147,8 +149,7 @@ class _Placement:
         self._steps += step
         if self._held:
             self._let_go(demand.total)
-        lent = 0 if self._lent is None else len(self._lent)
-        if demand.total > self.free_map.count + self._held_units - lent:
+        if demand.total > self._available_units():
             return None
         if demand.total == 0:
             return self._nowhere[:0]
