@@ -80,7 +80,28 @@ def resources(compiled: Any) -> dict[str, int]:
         "stack": int(found[2]),
         "shared": int(compiled.metadata.shared),
         **{key: compiled.asm["ptx"].count(name) for key, name in names.items()},
+        **barriers(compiled.asm["ptx"]),
     }
+
+
+def barriers(ptx: str) -> dict[str, int]:
+    """Return how many mbarriers there are, and how many lie where something else is stored.
+
+    Only stores at known addresses are found, such as those of the arguments of warp groups.
+    """
+    bases = re.findall(r"mov\.b32\s+(%r\d+), global_smem;", ptx)
+    places = {
+        register: int(offset)
+        for register, base, offset in re.findall(r"add\.s32\s+(%r\d+), (%r\d+), (\d+);", ptx)
+        if base in bases
+    }
+    made = [places[register] for register in re.findall(r"mbarrier\.init\S+ \[(%r\d+)\]", ptx)]
+    stored: set[int] = set()
+    store = r"st\.shared(?:\.v(\d))?\.b(\d+)\s+\[global_smem\+(\d+)\]"
+    for several, bits, offset in re.findall(store, ptx):
+        stored.update(range(int(offset), int(offset) + int(several or 1) * int(bits) // 8))
+    lost = [place for place in made if not stored.isdisjoint(range(place, place + 8))]
+    return {"barriers": len(made), "barriers_lost": len(lost)}
 
 
 def compile_tree_merge(

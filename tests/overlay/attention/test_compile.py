@@ -111,6 +111,9 @@ def test_the_wgmma_kernel_fits_sm_90_without_spilling(tmp_path: Path) -> None:
         assert (needs["registers"], needs["stack"]) == (128, 0), (case, needs)
         # 36 of scores, 4 of each chunk of the outputs.
         assert needs["wgmma"] == 36 + 4 * 4, (case, needs)
+        # A piece's two, two of the factors, and one each of queries, weights and those spent. The
+        # groups' arguments must not lie where one of them is.
+        assert (needs["barriers"], needs["barriers_lost"]) == (2 * 10 + 2 + 3, 0), (case, needs)
 
 
 def check_mma(capability: int, pages: tuple[int, ...], tmp_path: Path) -> None:

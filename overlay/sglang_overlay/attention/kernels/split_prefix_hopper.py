@@ -4,7 +4,7 @@
 and another the addresses of its copies. (With all warps doing the same at once, they stood idle two
 thirds of the time.) The groups meet at barriers in shared memory alone:
 
-- ``asked``: the queries are there, if they had to be converted
+- ``asked``: the queries are there
 - ``full``: a piece of a tile's columns is there; ``free``: its outputs are done
 - ``faded``: how far the outputs shrink is known; ``weighed``: the weights are there; ``spent``: the
   outputs have read them
@@ -114,7 +114,7 @@ def copy_chunk(cache, rows, k, full, free, slot, phase, chunk: gl.constexpr):
 @gluon.jit
 def copy_tiles(asking, loading, NODES: gl.constexpr, HEADS: gl.constexpr, PAGE: gl.constexpr):
     """Load the queries, then tile after tile, 16-bit rows: the group that loads."""
-    query, q, q_rope, _asked, request, block, query_token, query_head = asking
+    query, q, q_rope, asked, request, block, query_token, query_head = asking
     cache, table, k, k_rope, full, free, start, end, length, cache_slot = loading
     rows = place_queries(request, block, query_token, query_head, NODES, HEADS)
     async_copy.async_copy_global_to_shared(q_rope.index(0), point(query, rows, LATENT, ROPE, COPY))
@@ -122,6 +122,7 @@ def copy_tiles(asking, loading, NODES: gl.constexpr, HEADS: gl.constexpr, PAGE: 
         async_copy.async_copy_global_to_shared(
             q.index(chunk), point(query, rows, chunk * CHUNK, CHUNK, COPY)
         )
+    async_copy.mbarrier_arrive(asked, increment_count=False)
     page = find_pages(table, start, length, PAGE, COPY_ROWS)
     slot = 0
     phase = 0
@@ -237,7 +238,6 @@ def score_tiles(
     asking,
     scoring,
     finishing,
-    CONVERT: gl.constexpr,
     NODES: gl.constexpr,
     HEADS: gl.constexpr,
 ):
@@ -245,8 +245,7 @@ def score_tiles(
     _query, q, q_rope, asked, _request, block, _query_token, _query_head = asking
     k, k_rope, weights, fades, full, free, faded, weighed, spent, start, end, length = scoring
     part_lse, score_scale, value_scale = finishing
-    if CONVERT:
-        mbarrier.wait(asked, 0)
+    mbarrier.wait(asked, 0)
     top = gl.full([ROWS], float("-inf"), gl.float32, SCORE_ROWS)
     total = gl.zeros([ROWS], gl.float32, SCORE_ROWS)
     slot = 0
@@ -391,7 +390,9 @@ def split_prefix_hopper_kernel(
             mbarrier.init(free.index(piece), count=1)
         for slot in gl.static_range(2):
             mbarrier.init(faded.index(slot), count=1)
-        mbarrier.init(asked, count=2)
+        # One that no group waits for would be no barrier any more: the groups' arguments could get
+        # its place in memory, and be lost when its initialisation comes to pass behind them.
+        mbarrier.init(asked, count=2 if FP8 else LOADERS)
         mbarrier.init(weighed, count=1)
         mbarrier.init(spent, count=2)
         gl.thread_barrier()
@@ -409,7 +410,7 @@ def split_prefix_hopper_kernel(
                 [
                     (add_outputs, (asking, adding, True, 0, NODES, HEADS)),
                     (add_outputs, (asking, adding, True, 1, NODES, HEADS)),
-                    (score_tiles, (asking, scoring, finishing, True, NODES, HEADS)),
+                    (score_tiles, (asking, scoring, finishing, NODES, HEADS)),
                     (convert_tiles, (loading, PAGE)),
                 ],
                 [4, 4, 4],
@@ -420,7 +421,7 @@ def split_prefix_hopper_kernel(
                 [
                     (add_outputs, (asking, adding, False, 0, NODES, HEADS)),
                     (add_outputs, (asking, adding, False, 1, NODES, HEADS)),
-                    (score_tiles, (asking, scoring, finishing, False, NODES, HEADS)),
+                    (score_tiles, (asking, scoring, finishing, NODES, HEADS)),
                     (copy_tiles, (asking, loading, NODES, HEADS, PAGE)),
                 ],
                 [4, 4, 4],
