@@ -74,6 +74,8 @@ WATCHED_STEPS = 10
 WARM_UP = 3
 # Seconds from one result that is written to the next.
 WRITTEN = 10.0
+# Seconds that a server may take to start, or for what it is asked.
+PATIENCE = 240.0
 # One more than the idle moments from one pass of compaction to the next.
 IDLE_MOMENTS = 66
 PLACING = ("list_runs", "pick_runs", "place_units")
@@ -329,11 +331,12 @@ def watch(bed: Any, load: Load) -> dict[str, Any]:
     from sglang.srt.managers.io_struct import AbortReq
 
     words = random.Random("watched")
-    tokens = load.answer if load.dry else 4000
+    # All of them fit in one prefill: while one is in pieces, SGLang takes in one less.
     for _ in range(load.batch):
-        bed.submit(_words(words, load.said[1]), tokens=tokens)
-    while bed.step() != "DECODE" or len(bed.scheduler.running_batch.reqs) < load.batch:
-        pass
+        bed.submit(_words(words, load.said[0]), tokens=load.answer)
+    while (mode := bed.step()) != "DECODE" or len(bed.scheduler.running_batch.reqs) < load.batch:
+        if mode == "DECODE":
+            raise RuntimeError(f"a batch is not full: needed {load.batch} requests")
     bed.step()
     found = {} if load.dry else {"waits": waits(bed), **calls(bed)}
     bed.scheduler.abort_request(AbortReq(abort_all=True))
@@ -446,10 +449,13 @@ class Server:
 
     def answer(self) -> dict[str, Any]:
         """Return the next answer, once it is there."""
+        until = time.monotonic() + PATIENCE
         while not select.select([self._answers], [], [], 1.0)[0]:
             # A process that it left behind may keep the pipe open.
             if self._process.poll() is not None:
                 self._give_up()
+            if time.monotonic() > until:
+                raise SystemExit(f"{self.name} did not answer for {PATIENCE:.0f} s; see its log")
         line = self._answers.readline()
         if not line:
             self._give_up()
