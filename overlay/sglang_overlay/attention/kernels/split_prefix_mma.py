@@ -39,8 +39,10 @@ SLACK = gl.constexpr(8.0)
 # The bits of 1.0.
 ONE = gl.constexpr(0x3F800000)
 
-# Layouts of registers: shares of the scores by group, a tile's scores, outputs, copies.
-SHARES = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [4, 2, 1], [1, 16, 8]))
+# Layouts of registers: shares of the scores by group, of keys and rows, for fp8 of rows and keys;
+# a tile's scores, outputs, copies.
+SHARES = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [4, 1, 2], [1, 16, 8]))
+SHARES_8 = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [4, 2, 1], [1, 16, 8]))
 SCORES = gl.constexpr(gl.BlockedLayout([1, 4], [8, 4], [8, 1], [1, 0]))
 SCORE_ROWS = gl.constexpr(gl.SliceLayout(1, SCORES))
 # A thread's four scores of a row by themselves; and a row's factor in all threads of a warp.
@@ -71,8 +73,12 @@ NARROW_8 = gl.constexpr(gl.SharedLinearLayout(_NARROW_8))
 NARROW = gl.constexpr(gl.SharedLinearLayout(_NARROW))
 QUERY_NARROW = gl.constexpr(gl.SharedLinearLayout(_NARROW + [[0, 16, 0], [0, 32, 0]]))
 WEIGHTS = gl.constexpr(gl.SwizzledSharedLayout(8, 4, 2, [1, 0]))
-SUMS = gl.constexpr(gl.SwizzledSharedLayout(8, 2, 2, [2, 1, 0]))
-SUMS_OF_GROUP = gl.constexpr(gl.SwizzledSharedLayout(8, 2, 2, [1, 0]))
+# A row's 16 scores lie in two halves, whose places depend on the row, among those of two rows.
+_SUMS = [[0, 1], [0, 2], [0, 4], [0, 8], [1, 0], [2, 8], [5, 0], [8, 0], [16, 0], [32, 0]]
+SUMS_OF_GROUP = gl.constexpr(gl.SharedLinearLayout(_SUMS))
+SUMS = gl.constexpr(
+    gl.SharedLinearLayout([[0, *basis] for basis in _SUMS] + [[1, 0, 0], [2, 0, 0]])
+)
 PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 
@@ -119,31 +125,62 @@ def fetch(latents, ropes, cache, rows, wanted, BYTES: gl.constexpr):
 
 
 @gluon.jit
-def add_scores(score, q, rows, WIDTH: gl.constexpr):
-    """Add each group's share of the scores of the cache ``rows``, [GROUPS, ROWS, TILE]."""
-    keys = rows.permute((0, 2, 1)).load(gl.DotOperandLayout(1, SHARES, WIDTH))
-    return mma_v2(q, keys.to(q.dtype), score)
+def load_query(staged, BYTES: gl.constexpr):
+    """Return columns of the queries [GROUPS, ROWS, columns] for `add_scores`."""
+    if BYTES == 1:
+        query = staged.load(gl.DotOperandLayout(0, SHARES_8, 4))
+    else:
+        query = staged.permute((0, 2, 1)).load(gl.DotOperandLayout(1, SHARES, 2))
+    return query
 
 
 @gluon.jit
-def score_tile(q_low, q_high, q_rope, latents, ropes, WIDTH: gl.constexpr):
-    """Return each group's share of a tile's scores, [GROUPS, ROWS, TILE]."""
-    score = gl.zeros([GROUPS, ROWS, TILE], gl.float32, SHARES)
-    score = add_scores(score, q_rope, ropes, WIDTH)
-    score = add_scores(score, q_low, latents.slice(0, HALF, 2), WIDTH)
-    return add_scores(score, q_high, latents.slice(HALF, HALF, 2), WIDTH)
+def add_scores(score, q, rows, BYTES: gl.constexpr):
+    """Add each group's share of the scores of the cache ``rows``, [GROUPS, TILE, ROWS].
 
-
-@gluon.jit
-def weigh(shares, top, total, position, end, score_scale):
-    """Return the weights of a tile's columns before ``end``, and what rows fade by; and the sums.
-
-    The scores are the ``shares`` added up; ``top`` are the rows' maxima, and ``total`` their sums,
-    a part for each thread that has columns of the row.
+    A load of keys then serves four products that do not wait for each other. With an fp8 cache it
+    is [GROUPS, ROWS, TILE], of two such products: the others' converted keys would be spilled.
     """
+    if BYTES == 1:
+        keys = rows.permute((0, 2, 1)).load(gl.DotOperandLayout(1, SHARES_8, 4))
+        added = mma_v2(q, keys.to(q.dtype), score)
+    else:
+        added = mma_v2(rows.load(gl.DotOperandLayout(0, SHARES, 2)), q, score)
+    return added
+
+
+@gluon.jit
+def score_tile(shares, q_low, q_high, q_rope, latents, ropes, BYTES: gl.constexpr):
+    """Write each group's share of a tile's scores to ``shares`` [GROUPS, ROWS, TILE]."""
+    if BYTES == 1:
+        score = gl.zeros([GROUPS, ROWS, TILE], gl.float32, SHARES_8)
+    else:
+        score = gl.zeros([GROUPS, TILE, ROWS], gl.float32, SHARES)
+    score = add_scores(score, q_rope, ropes, BYTES)
+    score = add_scores(score, q_low, latents.slice(0, HALF, 2), BYTES)
+    score = add_scores(score, q_high, latents.slice(HALF, HALF, 2), BYTES)
+    if BYTES == 1:
+        shares.store(score)
+    else:
+        shares.permute((0, 2, 1)).store(score)
+
+
+@gluon.jit
+def add_shares(shares):
+    """Return a tile's scores [ROWS, TILE], the groups' ``shares`` added up."""
     share = shares._reinterpret(gl.float32, [GROUPS, ROWS, TILE], SUMS_OF_GROUP)
     score = share.index(0).load(SCORES) + share.index(1).load(SCORES)
     score += share.index(2).load(SCORES) + share.index(3).load(SCORES)
+    return score
+
+
+@gluon.jit
+def weigh(score, top, total, position, end, score_scale):
+    """Return the weights of a tile's columns before ``end``, and what rows fade by; and the sums.
+
+    ``top`` are the rows' maxima, and ``total`` their sums, a part for each thread that has columns
+    of the row.
+    """
     columns = position + gl.arange(0, TILE, gl.SliceLayout(0, SCORES))
     score = gl.where((columns < end)[None, :], score * score_scale, float("-inf"))
     highest = gl.max(score, axis=1)
@@ -211,7 +248,6 @@ def split_prefix_mma_kernel(
         dtype: gl.constexpr = query.dtype.element_ty
         stored: gl.constexpr = cache.dtype.element_ty
         BYTES: gl.constexpr = stored.primitive_bitwidth // 8
-        WIDTH: gl.constexpr = 4 if BYTES == 1 else 2
         # float16 holds every fp8 number, and costs fewer instructions to come to.
         mixed: gl.constexpr = gl.float16 if BYTES == 1 else dtype
         wide: gl.constexpr = WIDE_8 if BYTES == 1 else WIDE
@@ -237,9 +273,9 @@ def split_prefix_mma_kernel(
         page2 = find_pages(table, start + 2 * TILE, length, PAGE)
         page = find_pages(table, start + 3 * TILE, length, PAGE)
         async_copy.wait_group(0)
-        q_low = staged.slice(0, HALF, 2).load(gl.DotOperandLayout(0, SHARES, WIDTH)).to(mixed)
-        q_high = staged.slice(HALF, HALF, 2).load(gl.DotOperandLayout(0, SHARES, WIDTH)).to(mixed)
-        q_rope = staged_rope.load(gl.DotOperandLayout(0, SHARES, WIDTH)).to(mixed)
+        q_low = load_query(staged.slice(0, HALF, 2), BYTES).to(mixed)
+        q_high = load_query(staged.slice(HALF, HALF, 2), BYTES).to(mixed)
+        q_rope = load_query(staged_rope, BYTES).to(mixed)
 
         k0 = gl.allocate_shared_memory(stored, [GROUPS, TILE, CHUNK], wide)
         k1 = gl.allocate_shared_memory(stored, [GROUPS, TILE, CHUNK], wide)
@@ -272,43 +308,45 @@ def split_prefix_mma_kernel(
         out2 = gl.zeros([ROWS, CHUNK], gl.float32, OUTPUTS)
         out3 = gl.zeros([ROWS, CHUNK], gl.float32, OUTPUTS)
         async_copy.wait_group(2)
-        shares.store(score_tile(q_low, q_high, q_rope, k0, r0, WIDTH))
+        score_tile(shares, q_low, q_high, q_rope, k0, r0, BYTES)
         # A tile behind the last is weighed too, as nothing.
         limit = gl.minimum(length, end)
-        ahead, _, top, total = weigh(shares, top, total, start, limit, score_scale)
+        ahead, _, top, total = weigh(add_shares(shares), top, total, start, limit, score_scale)
         weight0.store(ahead.to(mixed))
         async_copy.wait_group(1)
-        shares.store(score_tile(q_low, q_high, q_rope, k1, r1, WIDTH))
+        score_tile(shares, q_low, q_high, q_rope, k1, r1, BYTES)
         rows = locate(page, start + 3 * TILE, length, cache_slot, PAGE)
         for first in range(start, end, STAGES * TILE):
             for slot in gl.static_range(STAGES):
                 position = first + slot * TILE
                 if position < end:
                     gl.thread_barrier()
-                    # The place of the tile before is free.
                     after = position + (STAGES - 1) * TILE
                     last: gl.constexpr = (slot + STAGES - 1) % STAGES
-                    fetch(latents[last], ropes[last], cache, rows, after < end, BYTES)
-                    async_copy.commit_group()
-                    page = find_pages(table, after + TILE, length, PAGE)
                     v = latents[slot]._reinterpret(stored, [GROUPS, TILE, CHUNK], wide_of_group)
+                    score = add_shares(shares)
                     p = weights[slot % 2].load(gl.DotOperandLayout(0, OUTPUTS, 2))
                     part, fade, top, total = weigh(
-                        shares, top, total, position + TILE, limit, score_scale
+                        score, top, total, position + TILE, limit, score_scale
                     )
                     out0 = add_outputs(out0, p, v.index(0))
                     out1 = add_outputs(out1, p, v.index(1))
-                    weights[(slot + 1) % 2].store(part.to(mixed))
                     fades.store(fade)
+                    weights[(slot + 1) % 2].store(part.to(mixed))
                     out2 = add_outputs(out2, p, v.index(2))
                     out3 = add_outputs(out3, p, v.index(3))
+                    # The place of the tile before is free since the barrier, but there all warps
+                    # have to read at once; here they wait for their products.
+                    fetch(latents[last], ropes[last], cache, rows, after < end, BYTES)
+                    async_copy.commit_group()
+                    page = find_pages(table, after + TILE, length, PAGE)
                     # The tile after the next is there.
                     async_copy.wait_group(1)
                     # The bits of factors, which are not negative, are in the factors' order.
                     bits = fades.load(ROWS_OF_WARP).to(gl.int32, bitcast=True)
                     rising = gl.min(bits, axis=0) < ONE
                     two: gl.constexpr = (slot + 2) % STAGES
-                    shares.store(score_tile(q_low, q_high, q_rope, latents[two], ropes[two], WIDTH))
+                    score_tile(shares, q_low, q_high, q_rope, latents[two], ropes[two], BYTES)
                     rows = locate(page, after + TILE, length, cache_slot, PAGE)
                     if rising:
                         by = fades.load(OUTPUT_ROWS)[:, None]
