@@ -11,7 +11,7 @@ start at once, and share one GPU.
 
 They play the same conversations in lockstep (``lockstep.py``): each makes a visit of up to
 `Load.visit` decode steps, or of one prefill, while the others wait; then the next one makes the
-same. So a visit has a time for every level within about 100 ms, and whatever slows the host slows
+same. So a visit has a time for every level within half a second, and whatever slows the host slows
 all of them. Every conversation is on another core of the host, the same for all servers. A server
 times its own visits, from an idle device to an idle device. It tells what it did as well: where two
 levels did not do the same, the run ends with an error.
@@ -19,8 +19,12 @@ levels did not do the same, the run ends with an error.
 Prompts share heads and evict one another; what is drafted and accepted is decided here, by seed
 (commits of 1 to 16 tokens). Rounds in which a request ended, and those in which a level looked for
 the longest free runs, are kinds of their own. After each conversation there are idle moments, in
-which level ``idle`` makes its passes: they count in no rate, since nothing runs then. Weights are
-random, and the target has few layers: a model that is slower per step pays a smaller share.
+which level ``idle`` makes its passes: they count in no rate, since nothing runs then.
+
+Weights are random. The target has the layers of Kimi K2 and as many heads as one of eight GPUs has
+of it; a layer's weights are `WIDE` × 6 KB = 0.2 GB. Of Kimi K2's, such a GPU reads about 2 GB for a
+batch like this, whose tokens choose nearly all experts. So a real step is longer, and the share of
+what placing costs it smaller. With ``--layers 24`` the host takes longer than the device.
 
 ``--control US`` adds a server at level ``off`` whose steps take US µs longer: what the method says
 of it shows what it can tell on this host. With 0 it shows how far two processes that do the same
@@ -70,6 +74,8 @@ LEVELS = (OFF, PLACEMENT, IDLE)
 CONTROL = "control"
 WAYS = ("slots", "pages")
 WATCHED_STEPS = 10
+# Columns of the layers' MLP.
+WIDE = 32_768
 # Conversations that all play before: they compile what graphs do not hold, and fill the cache.
 WARM_UP = 3
 # Seconds from one result that is written to the next.
@@ -86,7 +92,8 @@ class Load:
 
     def __init__(self, *, dry: bool) -> None:
         self.dry = dry
-        self.visit = 4
+        # Several servers have one core: the first step of a visit finds another's work in caches.
+        self.visit = 8
         self.batch = 2 if dry else 8
         self.requests = 4 if dry else 16
         self.heads = (40, 70) if dry else (1800, 1200, 700, 300)
@@ -152,8 +159,9 @@ def start(way: str, folder: Path, layers: int, load: Load) -> Stepper:
         return start_dry(way, load)
     import sglang.srt.model_loader.loader as loader
 
-    loader.initialize_dummy_weights = weights.fill
-    target = {**engine.TARGET, "num_hidden_layers": layers, "first_k_dense_replace": layers}
+    loader.initialize_dummy_weights = weights.fill_on_gpu
+    depth = {"num_hidden_layers": layers, "first_k_dense_replace": layers}
+    target = {**engine.TARGET, **depth, "intermediate_size": WIDE}
     with mock.patch.object(engine, "TARGET", target):
         mode = engine.Mode(flashmla=way == "pages")
         arguments = engine.server_arguments(mode, (load.batch,), folder)
@@ -165,7 +173,8 @@ def start(way: str, folder: Path, layers: int, load: Load) -> Stepper:
             "max_total_tokens": load.pool,
             "context_length": 8192,
             "max_running_requests": load.batch,
-            "mem_fraction_static": 0.2,
+            # The others' memory looks as if this one's weights had taken it.
+            "mem_fraction_static": 0.95,
         }
     )
 
@@ -700,7 +709,7 @@ def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=60, help="in lockstep, per way")
-    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--layers", type=int, default=61)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--control", type=float, metavar="US", help="add a server to test itself")
     parser.add_argument("--dry", action="store_true")

@@ -33,7 +33,15 @@ from sglang_overlay.kvcache.free_map import FreeMap
 from sglang_overlay.kvcache.free_runs import launch_look, longest_runs
 from sglang_overlay.kvcache.kernels.longest_runs import list_runs_kernel, pick_runs_kernel
 from sglang_overlay.kvcache.kernels.place_units import place_units_kernel
+from sglang_overlay.kvcache.kernels.token_slots import token_slots_kernel
 from sglang_overlay.kvcache.placement import Demand, RowEnds, launch_place, tiles
+from sglang_overlay.kvcache.token_slots import (
+    REQUESTS,
+    TOKENS,
+    WARPS,
+    Growth,
+    launch_token_slots,
+)
 from sglang_overlay.tree import top_tokens
 from sglang_overlay.tree.kernels.top_tokens import merge_tokens_kernel, top_tokens_kernel
 from triton.backends.compiler import GPUTarget
@@ -216,7 +224,7 @@ def compile_place_units(
         MockTensor(torch.int32) if from_table else number,
         *(number if from_table else None,) * 2,
         None if equal else number,
-        *(number,) * 3,
+        *(number,) * 5,
         8192 if from_table else 0,
         *(7, 16, 1000, 256, 1024, 99, 5),
         PAGE=page,
@@ -258,6 +266,36 @@ def launch_longest_runs(capability: int) -> dict[str, Any]:
     """Look for the longest runs three times on a GPU that is only named, likewise."""
     free = FreeMap(20_000, "cpu")
     return _launched(capability, lambda: launch_look(free))
+
+
+def compile_token_slots(capability: int, *, one_each: bool) -> dict[str, int]:
+    """Compile what says which slots tokens get."""
+    driver.set_active(NamedDriver(capability))
+    number = MockTensor(torch.int64)
+    compiled = token_slots_kernel.warmup(
+        None if one_each else number,
+        *(number,) * 4,
+        PAGE=64,
+        REQUESTS=REQUESTS,
+        TOKENS=TOKENS,
+        num_warps=WARPS,
+        grid=(1, 1),
+    )
+    return resources(_finished(compiled))
+
+
+def launch_slots_of_tokens(capability: int, *, one_each: bool) -> dict[str, Any]:
+    """Give tokens their slots three times on a GPU that is only named, likewise."""
+    before, after = torch.tensor([3, 64]), torch.tensor([4, 65] if one_each else [70, 200])
+    grown = Growth(
+        before=None if one_each else before,
+        after=after,
+        last=torch.tensor([130, 255], dtype=torch.int32),
+        before_on_host=before.numpy(),
+        after_on_host=after.numpy(),
+    )
+    pages = torch.arange(sum(grown.pages(64)))
+    return _launched(capability, lambda: launch_token_slots(grown, pages, 64))
 
 
 def _launched(capability: int, call: Callable[[], Any]) -> dict[str, Any]:
@@ -359,6 +397,8 @@ KERNELS: dict[str, Callable[..., dict[str, Any]]] = {
     "place_units_launch": launch_place_units,
     "longest_runs": compile_longest_runs,
     "longest_runs_launch": launch_longest_runs,
+    "token_slots": compile_token_slots,
+    "token_slots_launch": launch_slots_of_tokens,
     "flashmla_schedule": compile_flashmla_schedule,
     "full_mask": compile_full_mask,
     "top_tokens": compile_top_tokens,

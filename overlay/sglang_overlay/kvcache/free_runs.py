@@ -46,8 +46,9 @@ def launch_look(free: FreeMap) -> Runs:
     starts = torch.empty(LONGEST, dtype=torch.int64, device=device)
     lengths = torch.empty(LONGEST, dtype=torch.int64, device=device)
     listing, picking = ("list_runs", device), ("pick_runs", device)
-    launch(list_runs_kernel, listing, pieces, WARPS, flags, notes, size, pieces, PIECE, KEPT)
-    launch(pick_runs_kernel, picking, 1, WARPS, notes, starts, lengths, pieces, KEPT, BLOCK)
+    grid = pieces, 1
+    launch(list_runs_kernel, listing, grid, WARPS, flags, notes, size, pieces, PIECE, KEPT)
+    launch(pick_runs_kernel, picking, (1, 1), WARPS, notes, starts, lengths, pieces, KEPT, BLOCK)
     return Runs(starts=starts, lengths=lengths)
 
 

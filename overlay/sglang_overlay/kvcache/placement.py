@@ -96,26 +96,25 @@ def place(
             "ones; evict first"
         )
     by = _place_on_host if free.flags.is_cpu else launch_place
-    found = by(free, demand, runs, headroom, spare)
+    found, free.spare = by(free, demand, runs, headroom, spare)
     free.count -= total
-    free.spare = found[total : total + spare] if spare else None
-    return found[:total]
+    return found
 
 
 def launch_place(
     free: FreeMap, demand: Demand, runs: Runs, headroom: int, spare: int
-) -> torch.Tensor:
-    """Launch the kernel; `place` keeps count.
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Launch the kernel; return the units [demand.total] int64, and those to spare, if any.
 
-    Returns:
-        The units [demand.total + spare] int64, and behind them the kernel's scratch.
+    `place` keeps count. Tensors of their own take the host less than parts of one do.
     """
     flags, wanted, ends, total = free.flags, demand.counts, demand.last, demand.total
     requests, each, counts = len(wanted), wanted[0], None
     if wanted.count(each) != requests:
         counts = _counts(tuple(wanted), flags.device)
-    size = 2 * (total + spare + requests)
-    found = torch.empty(size, dtype=torch.int64, device=flags.device)
+    wish = {"dtype": torch.int64, "device": flags.device}
+    found, scratch = torch.empty(total, **wish), torch.empty(total + spare + 2 * requests, **wish)
+    spares = torch.empty(spare, **wish) if spare else None
     last: torch.Tensor
     types: tuple[torch.dtype, ...]
     if isinstance(ends, RowEnds):
@@ -126,13 +125,14 @@ def launch_place(
     launch(
         place_units_kernel,
         ("place_units", flags.device, counts is None, demand.page_size, *types),
-        1,
+        (1, 1),
         WARPS,
-        *(flags, last, rows, lengths, counts, runs.starts, runs.lengths, found),
+        *(flags, last, rows, lengths, counts, runs.starts, runs.lengths),
+        *(found, scratch if spares is None else spares, scratch),
         *(stride, requests, each, free.units, runs.starts.shape[0], headroom, total, spare),
         *(demand.page_size, ROWS, COLUMNS, LANES, WIDE),
     )
-    return found
+    return found, spares
 
 
 def tiles() -> dict[str, int]:
@@ -149,7 +149,7 @@ def _counts(counts: tuple[int, ...], device: torch.device) -> torch.Tensor:
 
 def _place_on_host(
     free: FreeMap, demand: Demand, runs: Runs, headroom: int, spare: int
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Do what the kernel does, and in its order."""
     flags = free.flags.numpy()
     shares = [_Share(flags, count) for count in demand.counts]
@@ -180,8 +180,9 @@ def _place_on_host(
         share.take_free(1, free.units + 1)
     for units in others.parts:
         flags[units] = 1
-    parts = [part for share in [*shares, others] for part in share.all_parts()]
-    return torch.from_numpy(np.concatenate(parts))
+    parts = [part for share in shares for part in share.all_parts()]
+    spares = torch.from_numpy(np.concatenate(others.all_parts())) if spare else None
+    return torch.from_numpy(np.concatenate(parts)), spares
 
 
 class _Share:

@@ -42,6 +42,8 @@ def main() -> None:
     print("ok", "longest runs", flush=True)
     for seed in SMALL_POOLS:
         test_placement.test_the_kernel_takes_what_the_host_takes(seed)
+    for requests, most in ((8, 16), (300, 5000)):
+        test_placement.test_tokens_get_the_slots_that_the_host_gives(torch.int64, requests, most)
     print("ok", "placement", flush=True)
 
 

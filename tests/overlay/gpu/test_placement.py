@@ -9,6 +9,7 @@ import torch
 from sglang_overlay.kvcache.free_map import FreeMap
 from sglang_overlay.kvcache.free_runs import PIECE, Runs, longest_runs
 from sglang_overlay.kvcache.placement import Demand, RowEnds, place
+from sglang_overlay.kvcache.token_slots import Growth, token_slots
 
 from tests.support.gpu import no_synchronisation
 
@@ -97,3 +98,28 @@ def test_the_kernel_takes_what_the_host_takes(seed: int) -> None:
         assert gpu.spare is not None
         assert host.spare is not None
         assert torch.equal(gpu.spare.cpu(), host.spare)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("requests", [1, 8, 300])
+@pytest.mark.parametrize("most", [1, 16, 5000])
+def test_tokens_get_the_slots_that_the_host_gives(
+    dtype: torch.dtype, requests: int, most: int
+) -> None:
+    generator = torch.Generator().manual_seed(requests + most)
+    before = torch.randint(0, 2000, (requests,), generator=generator).to(dtype)
+    # Of one token each, SGLang does not say how many there were.
+    grown = torch.randint(1, most + 1, (requests,), generator=generator).to(dtype)
+    after, last = before + grown, torch.arange(requests, dtype=dtype) * 64 + (before - 1) % 64
+    numbers = {"before_on_host": before.numpy(), "after_on_host": after.numpy()}
+    host = Growth(before=before, after=after, last=last, **numbers)
+    gpu = Growth(
+        before=None if most == 1 else before.cuda(), after=after.cuda(), last=last.cuda(), **numbers
+    )
+    pages = torch.randperm(sum(host.pages(64)), generator=generator) + 1
+    pages_on_gpu = pages.cuda()
+    token_slots(gpu, pages_on_gpu, 64)
+    torch.cuda.synchronize()
+    with no_synchronisation():
+        got = token_slots(gpu, pages_on_gpu, 64)
+    assert torch.equal(got.cpu(), token_slots(host, pages, 64))

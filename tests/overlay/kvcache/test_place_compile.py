@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from sglang_overlay.kvcache import free_runs, placement
+from sglang_overlay.kvcache import free_runs, placement, token_slots
 
 from tests.support.compilation import SHARED_LIMIT, compiled
 
@@ -55,3 +55,21 @@ def test_the_kernels_of_a_look_get_it_too(tmp_path: Path) -> None:
     (found,) = compiled("gpu_compile", 90, [{"kernel": "longest_runs_launch"}], tmp_path)
     listing, picking, *others = found["launched"]
     assert others == [listing, picking] * 2
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("capability", [80, 90, 120])
+def test_the_slots_of_tokens_compile_without_spilling(capability: int, tmp_path: Path) -> None:
+    cases = [{"kernel": "token_slots", "one_each": one_each} for one_each in (True, False)]
+    for needs in compiled("gpu_compile", capability, cases, tmp_path):
+        assert needs["stack"] == 0, needs
+        assert needs["registers"] * 32 * token_slots.WARPS <= 65_536 // 3, needs
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("one_each", [True, False])
+def test_the_slots_of_tokens_get_it_too(one_each: bool, tmp_path: Path) -> None:
+    case = {"kernel": "token_slots_launch", "one_each": one_each}
+    (found,) = compiled("gpu_compile", 90, [case], tmp_path)
+    first, *others = found["launched"]
+    assert others == [first, first]

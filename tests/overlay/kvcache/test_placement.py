@@ -56,14 +56,13 @@ def chosen(
     if by == "host":
         units, others = place(before, demand, runs, headroom=headroom, spare=spare), before.spare
     else:
-        found, total = launch_place(before, demand, runs, headroom, spare), sum(counts)
-        before.count -= total
-        units, others = found[:total], found[total : total + spare]
+        units, others = launch_place(before, demand, runs, headroom, spare)
+        before.count -= sum(counts)
     assert before.listed().tolist() == sorted(set(free) - set(units.tolist()))
     assert before.count == len(free) - sum(counts)
     assert len(set(units.tolist())) == sum(counts)
     parts = [part.tolist() for part in units.split(counts)]
-    return parts if others is None or not len(others) else [*parts, others.tolist()]
+    return parts if others is None else [*parts, others.tolist()]
 
 
 def in_a_table(slots: torch.Tensor) -> RowEnds:
@@ -114,14 +113,14 @@ def test_a_count_that_drifted_gives_the_padding_unit_and_nothing_else(by: str) -
     free.count = 9
     demand = Demand(last=torch.tensor([NOTHING]), counts=[5])
     if by == "host":
-        units = place(free, demand, longest_runs(free), headroom=0, spare=2)
-        assert free.spare is not None
-        units = torch.cat((units, free.spare))
+        units, others = place(free, demand, longest_runs(free), headroom=0, spare=2), free.spare
     else:
         # Memory that nobody has written would show as ones.
         with mock.patch.object(torch, "empty", torch.ones):
-            units = launch_place(free, demand, longest_runs(free), 0, 2)[:7]
-    assert units.tolist() == [20, 21, 22, 0, 0, 0, 0]
+            units, others = launch_place(free, demand, longest_runs(free), 0, 2)
+    assert units.tolist() == [20, 21, 22, 0, 0]
+    assert others is not None
+    assert others.tolist() == [0, 0]
     assert not free.flags.any()
 
 
@@ -203,7 +202,7 @@ def test_nothing_waits_for_the_device() -> None:
     launched: list[str] = []
 
     def noting(name: str) -> Any:
-        return {(1,): lambda *_, **__: launched.append(name)}
+        return {(1, 1): lambda *_, **__: launched.append(name)}
 
     ends = RowEnds(
         table=torch.empty(4, 8, dtype=torch.int32, device="meta"),

@@ -13,7 +13,16 @@ _SEED = 7
 
 def fill(model: torch.nn.Module) -> None:
     """Fill ``model`` in place: norms with one, embeddings N(0, 1), matrices N(0, 1 / fan-in)."""
-    generator = torch.Generator().manual_seed(_SEED)
+    _fill(model, torch.Generator())
+
+
+def fill_on_gpu(model: torch.nn.Module) -> None:
+    """Do so with numbers that a GPU draws: others, and a thousand times as many per second."""
+    _fill(model, torch.Generator("cuda"))
+
+
+def _fill(model: torch.nn.Module, generator: torch.Generator) -> None:
+    generator.manual_seed(_SEED)
     for name, parameter in model.named_parameters():
         if not parameter.is_floating_point():
             continue
@@ -22,4 +31,5 @@ def fill(model: torch.nn.Module) -> None:
             continue
         wide = "embed" in name or "lm_head" in name
         spread = 1.0 if wide else parameter.shape[-1] ** -0.5
-        parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * spread)
+        drawn = torch.randn(parameter.shape, generator=generator, device=generator.device)
+        parameter.data.copy_(drawn * spread)

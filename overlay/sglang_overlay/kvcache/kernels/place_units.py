@@ -197,7 +197,8 @@ def _take_free(free, out, first, stop, needed, LANES: tl.constexpr, WIDE: tl.con
         *("stride", "requests", "each", "units", "homes", "headroom", "total", "spare"),
     ],
     do_not_specialize_on_alignment=[
-        *("free", "last", "rows", "lengths_of_rows", "counts", "starts", "lengths", "out"),
+        *("free", "last", "rows", "lengths_of_rows", "counts", "starts", "lengths"),
+        *("out", "spares", "scratch"),
     ],
 )
 def place_units_kernel(
@@ -209,6 +210,8 @@ def place_units_kernel(
     starts,
     lengths,
     out,
+    spares,
+    scratch,
     stride,
     requests,
     each,
@@ -228,16 +231,15 @@ def place_units_kernel(
     A request ends in the slot ``last[request]``, or, if there are ``rows``, in the last one of its
     row in the table ``last``. It needs ``counts[request]`` units, or ``each`` without ``counts``.
 
-    Behind the ``total`` of them, ``out`` gets ``spare`` others, which stay free. What else ``out``
-    has is scratch: two of each request, where in ``out`` it goes on and how many it lacks, and
-    ``total`` + ``spare`` units that are found for whoever lacks some.
+    ``out`` gets the ``total`` of them, ``spares`` the ``spare`` others, which stay free. What is in
+    ``scratch`` are two of each request, where in ``out`` it goes on and how many it lacks, and the
+    ``total`` + ``spare`` units, at most, that are found for whoever lacks some.
     """
-    all_of_them = total + spare
     lane = tl.arange(0, LANES)
-    for first in range(0, all_of_them, LANES):
-        tl.store(out + first + lane, -1, mask=first + lane < all_of_them)
+    for first in range(0, total, LANES):
+        tl.store(out + first + lane, -1, mask=first + lane < total)
     tl.debug_barrier()
-    notes = out + all_of_them
+    notes = scratch
     lacking, left = _go_on(
         free,
         last,
@@ -275,8 +277,9 @@ def place_units_kernel(
         # The rest is found for all of them at once, and in their order.
         row = notes + 2 * requests
         _take_any(free, row, left + spare, used, starts, lengths, homes, units + 1, LANES, WIDE)
-        _fill(out, row, tl.where(left > 0, 0, total), all_of_them, LANES)
-        for first in range(total, all_of_them, LANES):
-            unit = tl.load(out + first + lane, mask=first + lane < all_of_them, other=0)
+        _fill(out, row, tl.where(left > 0, 0, total), total, LANES)
+        for first in range(0, spare, LANES):
+            unit = tl.load(row + left + first + lane, mask=first + lane < spare, other=0)
+            tl.store(spares + first + lane, unit, mask=first + lane < spare)
             # Unit 0, which is none, is never free.
             tl.store(free + unit, 1, mask=unit > 0)
