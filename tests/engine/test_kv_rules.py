@@ -152,6 +152,53 @@ def test_a_released_slot_waits_for_the_forward_that_may_still_write_it(overlay: 
     }
 
 
+def windows(bed: Any) -> dict[str, Any]:
+    """Scene: what windows take, one after another, and what is left for others."""
+    import torch
+
+    from tests.support.kv_bed import KvBed
+
+    found: dict[str, Any] = {}
+    for page in (1, 4):
+        allocator = KvBed(page=page, slots=400, placed=True).allocator
+
+        def window(*sizes: int, allocator: Any = allocator) -> list[list[int]]:
+            state = allocator.backup_state()
+            taken = [allocator.alloc(size) for size in sizes]
+            left = allocator.available_size()
+            allocator.restore_state(state)
+            assert left == allocator.available_size() - sum(sizes)
+            return [slots.tolist() for slots in taken]
+
+        (first,) = window(40)
+        kept = allocator.alloc(20)
+        before = allocator.free_map.flags.clone()
+        (second,), (third, others) = window(40), window(40, 80)
+        assert torch.equal(allocator.free_map.flags, before)
+        size = allocator.available_size()
+        listed = torch.cat((allocator.free_pages, allocator.release_pages)).unique()
+        (all_of_them,) = window(size)
+        taken = allocator.alloc(size)
+        found[str(page)] = {
+            "distinct": len({*first}),
+            "the same": second == third,
+            "shared": len({*third} & {*others}) + len({*kept.tolist()} & {*third, *others}),
+            "listed": len(listed) * page - size,
+            "all in a window": len({*all_of_them}) - size,
+            "all": len({*taken.tolist(), *kept.tolist()}),
+        }
+        allocator.free(taken)
+        found[str(page)]["back"] = allocator.available_size() - size
+    return found
+
+
+def test_windows_share_their_slots_and_keep_none_from_others(overlay: Path) -> None:
+    found = play(windows, Launch(tree=overlay, algorithm="")).result
+    none = {"shared": 0, "listed": 0, "all in a window": 0, "back": 0}
+    same = {"distinct": 40, "the same": True, "all": 400}
+    assert found == {"1": none | same, "4": none | same}
+
+
 def reported(bed: Any) -> dict[str, Any]:
     """Scene: what a server tells at an idle moment, as server info and as metrics."""
     from types import SimpleNamespace

@@ -224,9 +224,9 @@ def compile_place_units(
         MockTensor(torch.int32) if from_table else number,
         *(number if from_table else None,) * 2,
         None if equal else number,
-        *(number,) * 5,
+        *(number,) * 4,
         8192 if from_table else 0,
-        *(7, 16, 1000, 256, 1024, 99, 5),
+        *(7, 16, 1000, 256, 1024, 99),
         PAGE=page,
         **tiles(),
         num_warps=placement.WARPS,
@@ -259,7 +259,7 @@ def launch_place_units(capability: int, *, from_table: bool, equal: bool) -> dic
         last = RowEnds(table=table, rows=torch.tensor([0, 2]), lengths=torch.tensor([1, 2]))
     free = FreeMap(1000, "cpu")
     demand, runs = Demand(last=last, counts=[5, 5] if equal else [5, 4]), longest_runs(free)
-    return _launched(capability, lambda: launch_place(free, demand, runs, 8, 2))
+    return _launched(capability, lambda: launch_place(free, demand, runs, 8))
 
 
 def launch_longest_runs(capability: int) -> dict[str, Any]:

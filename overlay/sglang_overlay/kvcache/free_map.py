@@ -15,21 +15,17 @@ class FreeMap:
     ``units``: how many there are, free or not. ``count``: how many are free. ``flags`` [units + 2]
     uint8: 1 where a unit is free. Unit 0, which is padding, and the end are never free, so that
     every run has a neighbour on both sides.
-    ``spare`` [n] int64: some that are free, for whoever takes them into use and gives them back
-    before anybody else takes any; None where none are known.
     """
 
     def __init__(self, units: int, device: torch.device | str) -> None:
         self.flags = torch.ones(units + 2, dtype=torch.uint8, device=device)
         self.flags[0] = self.flags[-1] = 0
         self.units = self.count = units
-        self.spare: torch.Tensor | None = None
 
     def take(self, units: torch.Tensor) -> None:
         """Take ``units`` [n] int, all free."""
         self.flags.index_fill_(0, units.long(), 0)
         self.count -= units.shape[0]
-        self.spare = None
 
     def release(self, units: torch.Tensor) -> None:
         """Give back ``units`` [n] int, none twice and none free."""
@@ -43,6 +39,6 @@ class FreeMap:
     def copy(self) -> FreeMap:
         """Return one that goes its own way."""
         other = FreeMap.__new__(FreeMap)
-        other.units, other.count, other.spare = self.units, self.count, None
+        other.units, other.count = self.units, self.count
         other.flags = self.flags.clone()
         return other

@@ -73,10 +73,8 @@ class Demand:
         return slots.long() // self.page_size
 
 
-def place(
-    free: FreeMap, demand: Demand, runs: Runs, *, headroom: int, spare: int = 0
-) -> torch.Tensor:
-    """Take units from ``free`` for ``demand``, and look for ``spare`` more, which stay free.
+def place(free: FreeMap, demand: Demand, runs: Runs, *, headroom: int) -> torch.Tensor:
+    """Take units from ``free`` for ``demand``.
 
     Each request goes on where it ended, as far as that is free. What is left of its demand goes to
     one of the longest ``runs``, another for each request, up to ``headroom`` units behind its
@@ -84,37 +82,30 @@ def place(
     longest runs first. ``runs`` may be out of date: a unit is looked at before it is taken.
 
     Returns:
-        The units [demand.total] int64, request after request; those to spare are in the map.
+        The units [demand.total] int64, request after request.
 
     Raises:
         ValueError: more is demanded than is free.
     """
     total = demand.total
-    if total + spare > free.count:
+    if total > free.count:
         raise ValueError(
-            f"demand: got {total} units and {spare} to spare, needed at most the {free.count} free "
-            "ones; evict first"
+            f"demand: got {total} units, needed at most the {free.count} free ones; evict first"
         )
     by = _place_on_host if free.flags.is_cpu else launch_place
-    found, free.spare = by(free, demand, runs, headroom, spare)
+    found = by(free, demand, runs, headroom)
     free.count -= total
     return found
 
 
-def launch_place(
-    free: FreeMap, demand: Demand, runs: Runs, headroom: int, spare: int
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Launch the kernel; return the units [demand.total] int64, and those to spare, if any.
-
-    `place` keeps count. Tensors of their own take the host less than parts of one do.
-    """
+def launch_place(free: FreeMap, demand: Demand, runs: Runs, headroom: int) -> torch.Tensor:
+    """Launch the kernel; return the units [demand.total] int64. `place` keeps count."""
     flags, wanted, ends, total = free.flags, demand.counts, demand.last, demand.total
     requests, each, counts = len(wanted), wanted[0], None
     if wanted.count(each) != requests:
         counts = _counts(tuple(wanted), flags.device)
-    wish = {"dtype": torch.int64, "device": flags.device}
-    found, scratch = torch.empty(total, **wish), torch.empty(total + spare + 2 * requests, **wish)
-    spares = torch.empty(spare, **wish) if spare else None
+    # Two tensors, and made so: parts of one, or keywords, take the host longer.
+    found, scratch = runs.starts.new_empty(total), runs.starts.new_empty(total + 2 * requests)
     last: torch.Tensor
     types: tuple[torch.dtype, ...]
     if isinstance(ends, RowEnds):
@@ -127,12 +118,11 @@ def launch_place(
         ("place_units", flags.device, counts is None, demand.page_size, *types),
         (1, 1),
         WARPS,
-        *(flags, last, rows, lengths, counts, runs.starts, runs.lengths),
-        *(found, scratch if spares is None else spares, scratch),
-        *(stride, requests, each, free.units, runs.starts.shape[0], headroom, total, spare),
+        *(flags, last, rows, lengths, counts, runs.starts, runs.lengths, found, scratch),
+        *(stride, requests, each, free.units, runs.starts.shape[0], headroom, total),
         *(demand.page_size, ROWS, COLUMNS, LANES, WIDE),
     )
-    return found, spares
+    return found
 
 
 def tiles() -> dict[str, int]:
@@ -147,9 +137,7 @@ def _counts(counts: tuple[int, ...], device: torch.device) -> torch.Tensor:
     return on_host.to(device, non_blocking=True)
 
 
-def _place_on_host(
-    free: FreeMap, demand: Demand, runs: Runs, headroom: int, spare: int
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _place_on_host(free: FreeMap, demand: Demand, runs: Runs, headroom: int) -> torch.Tensor:
     """Do what the kernel does, and in its order."""
     flags = free.flags.numpy()
     shares = [_Share(flags, count) for count in demand.counts]
@@ -171,18 +159,14 @@ def _place_on_host(
             gap = min(max((end - start - share.needed) // 2, 0), headroom)
             found = share.take_run(start + gap, end)
             used += 1
-    others = _Share(flags, spare)
-    for share in [*shares, others]:
+    for share in shares:
         while share.needed and used < len(homes):
             start, length = homes[used]
             share.take_free(start, start + length)
             used += bool(share.needed)
         share.take_free(1, free.units + 1)
-    for units in others.parts:
-        flags[units] = 1
     parts = [part for share in shares for part in share.all_parts()]
-    spares = torch.from_numpy(np.concatenate(others.all_parts())) if spare else None
-    return torch.from_numpy(np.concatenate(parts)), spares
+    return torch.from_numpy(np.concatenate(parts))
 
 
 class _Share:

@@ -57,7 +57,7 @@ def launch_token_slots(growth: Growth, pages: torch.Tensor, size: int) -> torch.
     if not grown.any():
         return pages[:0]
     before, after, last = growth.before, growth.after, growth.last
-    out = torch.empty(int(grown.sum()), dtype=torch.int64, device=pages.device)
+    out = pages.new_empty(int(grown.sum()))
     grid = len(grown), -(-int(grown.max()) // TOKENS)
     types = None if before is None else before.dtype, after.dtype, last.dtype
     form = ("token_slots", pages.device, size, *types)

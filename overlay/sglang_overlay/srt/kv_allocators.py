@@ -48,13 +48,16 @@ class _Placement:
     _steps = 0
     # The map that an open window will go back to.
     _kept: FreeMap | None = None
-    _nowhere: torch.Tensor
+    # The last slot of nobody; `clear` puts one on the device.
+    _nowhere = torch.tensor([NOTHING])
     _runs: Runs | None = None
     _uses = 0
     _borrowing = False
-    # How many units windows want, and what the open one has of those to spare.
+    # Units for windows, in no map but free: a window gives them back before anybody else takes any,
+    # so that one after another has the same. How many they want, and how many the open one has.
+    _aside: torch.Tensor
     _wanted = 0
-    _lent: torch.Tensor | None = None
+    _lent = 0
 
     @property
     def free_pages(self) -> torch.Tensor:
@@ -69,12 +72,12 @@ class _Placement:
 
     @property
     def release_pages(self: Any) -> torch.Tensor:
-        """Return the units [n] int64 that are held back."""
-        return torch.cat([self._nowhere[:0], *(units for _, units in self._held)])
+        """Return the free units [n] int64 that the map does not have: held back, or for windows."""
+        return torch.cat([self._aside, *(units for _, units in self._held)])
 
     @release_pages.setter
     def release_pages(self, units: torch.Tensor | None) -> None:
-        self._held, self._held_units = [], 0
+        self._held, self._held_units, self._aside = [], 0, self._nowhere[:0]
         if units is not None and len(units):
             self._hold(units)
 
@@ -83,8 +86,7 @@ class _Placement:
         return int(self._available_units() * self.page_size)
 
     def _available_units(self) -> int:
-        lent = 0 if self._lent is None else len(self._lent)
-        return self.free_map.count + self._held_units - lent
+        return self.free_map.count + self._held_units + len(self._aside) - self._lent
 
     def backup_state(self) -> FreeMap:
         """Open a window: what is allocated until `restore_state` is given back by it."""
@@ -93,18 +95,18 @@ class _Placement:
 
     def restore_state(self, state: FreeMap) -> None:
         """Close the window."""
-        self._borrowing, self._kept, self._lent = False, None, None
+        self._borrowing, self._kept, self._lent = False, None, 0
         self.free_map = state
 
     def clear(self: Any) -> None:
         """Free everything."""
         self.changes += 1
         self.free_map = FreeMap(self.size // self.page_size, self.device)
-        self.release_pages = None
         self._nowhere = torch.full((1,), NOTHING, dtype=torch.int64, device=self.device)
+        self.release_pages = None
         self.is_not_in_free_group = True
         self.free_group: list[torch.Tensor] = []
-        self._borrowing, self._kept, self._runs, self._lent = False, None, None, None
+        self._borrowing, self._kept, self._runs, self._lent = False, None, None, 0
 
     def quiet(self) -> bool:
         """Say whether no window and no group of releases is open."""
@@ -125,7 +127,7 @@ class _Placement:
 
     def _let_go(self, needed: int) -> None:
         """Free what was held back long enough, or all of it where ``needed`` units are more."""
-        short = needed > self._available_units() - self._held_units
+        short = needed > self.free_map.count
         while self._held and (short or self._steps - self._held[0][0] >= PATIENCE):
             _, units = self._held.pop(0)
             self._held_units -= len(units)
@@ -152,30 +154,45 @@ class _Placement:
             return self._nowhere[:0]
         if self._borrowing:
             return self._borrow(demand)
-        # Not where free units are so rare that the search would be long.
-        spare = self._wanted if self.free_map.count > demand.total + 4 * self._wanted else 0
-        return self._take(demand, prompt=prompt, spare=spare)
+        if demand.total > self.free_map.count:
+            self._put_back()
+        elif self._wanted > len(self._aside):
+            self._put_aside(demand.total)
+        return self._take(demand, prompt=prompt)
+
+    def _put_aside(self, needed: int) -> None:
+        """Have as many units for windows as they want, the lowest that are free."""
+        # Not where free units are so rare that they would be called back soon.
+        if self.free_map.count > needed + 4 * self._wanted:
+            self._put_back()
+            nothing = self._nowhere + 1
+            runs = Runs(starts=nothing, lengths=nothing)
+            self._aside = place(self.free_map, self._newcomer(self._wanted), runs, headroom=0)
+
+    def _put_back(self) -> None:
+        self.free_map.release(self._aside)
+        self._aside = self._aside[:0]
 
     def _borrow(self, demand: Demand) -> torch.Tensor:
         """Return units [demand.total] for a window: they go back at once, so any will do."""
         self._wanted = max(self._wanted, demand.total)
-        spare, lent = self.free_map.spare, self._lent
-        if lent is None and spare is not None and demand.total <= len(spare):
+        if not self._lent and demand.total <= len(self._aside):
             # A window asks once, as a rule: then nothing need be taken, and given back.
-            self._lent = spare if demand.total == len(spare) else spare[: demand.total]
-            return self._lent
+            self._lent = demand.total
+            all_of_them = demand.total == len(self._aside)
+            return self._aside if all_of_them else self._aside[: demand.total]
         self.free_map = self.free_map.copy()
-        if lent is not None:
-            self.free_map.take(lent)
-            self._lent = lent[:0]
-        return self._take(demand, prompt=False, spare=0)
+        if demand.total > self.free_map.count:
+            self.free_map.release(self._aside[self._lent :])
+            self._lent = len(self._aside)
+        return self._take(demand, prompt=False)
 
-    def _take(self: Any, demand: Demand, *, prompt: bool, spare: int) -> torch.Tensor:
+    def _take(self: Any, demand: Demand, *, prompt: bool) -> torch.Tensor:
         self._uses = 0 if prompt else self._uses - 1
         if self._runs is None or self._uses <= 0:
             self._runs, self._uses = longest_runs(self.free_map), KEPT
         headroom = HEADROOM // self.page_size
-        return place(self.free_map, demand, self._runs, headroom=headroom, spare=spare)
+        return place(self.free_map, demand, self._runs, headroom=headroom)
 
     def _newcomer(self, units: int) -> Demand:
         return Demand(last=self._nowhere, counts=[units])

@@ -22,17 +22,7 @@ def test_padding_and_the_end_are_never_free() -> None:
 
 def test_a_copy_goes_its_own_way() -> None:
     free = FreeMap(4, "cpu")
-    free.spare = torch.tensor([3])
     other = free.copy()
     other.take(torch.tensor([1, 2]))
     assert (free.count, free.listed().tolist()) == (4, [1, 2, 3, 4])
-    assert (other.count, other.listed().tolist(), other.spare) == (2, [3, 4], None)
-
-
-def test_units_to_spare_are_forgotten_once_any_are_taken() -> None:
-    free = FreeMap(4, "cpu")
-    free.spare = torch.tensor([3])
-    free.release(torch.tensor([], dtype=torch.int64))
-    assert free.spare is not None
-    free.take(torch.tensor([4]))
-    assert free.spare is None
+    assert (other.count, other.listed().tolist()) == (2, [3, 4])

@@ -40,11 +40,10 @@ def chosen(
     headroom: int = 4,
     by: str = "host",
     runs: Runs | None = None,
-    spare: int = 0,
     page_size: int = 1,
     in_table: bool = False,
 ) -> list[list[int]]:
-    """Return the units of each request, and those to spare, after a look at what remains."""
+    """Return the units of each request, after a look at what remains."""
     before = free_map(free, max(UNITS, *free))
     slots = torch.tensor(
         [end if end == NOTHING else end * page_size + page_size // 2 for end in last]
@@ -54,15 +53,14 @@ def chosen(
     )
     runs = longest_runs(before) if runs is None else runs
     if by == "host":
-        units, others = place(before, demand, runs, headroom=headroom, spare=spare), before.spare
+        units = place(before, demand, runs, headroom=headroom)
     else:
-        units, others = launch_place(before, demand, runs, headroom, spare)
+        units = launch_place(before, demand, runs, headroom)
         before.count -= sum(counts)
     assert before.listed().tolist() == sorted(set(free) - set(units.tolist()))
     assert before.count == len(free) - sum(counts)
     assert len(set(units.tolist())) == sum(counts)
-    parts = [part.tolist() for part in units.split(counts)]
-    return parts if others is None else [*parts, others.tolist()]
+    return [part.tolist() for part in units.split(counts)]
 
 
 def in_a_table(slots: torch.Tensor) -> RowEnds:
@@ -113,14 +111,12 @@ def test_a_count_that_drifted_gives_the_padding_unit_and_nothing_else(by: str) -
     free.count = 9
     demand = Demand(last=torch.tensor([NOTHING]), counts=[5])
     if by == "host":
-        units, others = place(free, demand, longest_runs(free), headroom=0, spare=2), free.spare
+        units = place(free, demand, longest_runs(free), headroom=0)
     else:
         # Memory that nobody has written would show as ones.
-        with mock.patch.object(torch, "empty", torch.ones):
-            units, others = launch_place(free, demand, longest_runs(free), 0, 2)
+        with mock.patch.object(torch.Tensor, "new_empty", torch.Tensor.new_ones):
+            units = launch_place(free, demand, longest_runs(free), 0)
     assert units.tolist() == [20, 21, 22, 0, 0]
-    assert others is not None
-    assert others.tolist() == [0, 0]
     assert not free.flags.any()
 
 
@@ -162,10 +158,10 @@ def test_those_without_a_home_take_the_lowest_units_in_their_order(by: str) -> N
     free = [*range(1, 90, 2), *range(100, 120), *range(130, 150), *range(160, 200, 3)]
     counts = [request % 7 % 3 for request in range(40)]
     runs = Runs(starts=torch.tensor([100, 130, 0]), lengths=torch.tensor([20, 20, 0]))
-    *parts, spare = chosen(free, [9] * 40, counts, headroom=0, by=by, runs=runs, spare=9)
+    parts = chosen(free, [9] * 40, counts, headroom=0, by=by, runs=runs)
     assert parts[:4] == [[], [100], [130, 131], []]
     rest = [unit for unit in free if unit not in {100, 130, 131}]
-    assert [*chain(*parts[4:]), *spare] == rest[: sum(counts[4:]) + 9]
+    assert [*chain(*parts[4:])] == rest[: sum(counts[4:])]
 
 
 @BY
@@ -175,16 +171,8 @@ def test_more_requests_than_free_runs_are_served(by: str) -> None:
 
 def test_more_than_is_free_is_refused() -> None:
     free, demand = free_map([1, 2]), Demand(last=torch.tensor([NOTHING]), counts=[3])
-    with pytest.raises(ValueError, match="got 3 units and 0 to spare, needed at most the 2 free"):
+    with pytest.raises(ValueError, match="got 3 units, needed at most the 2 free"):
         place(free, demand, longest_runs(free), headroom=0)
-
-
-@BY
-def test_units_to_spare_are_others_and_stay_free(by: str) -> None:
-    free = [*range(10, 30), 40, 41, 50]
-    *parts, spare = chosen(free, [9, NOTHING], [3, 2], headroom=0, by=by, spare=6)
-    assert parts == [[10, 11, 12], [13, 14]]
-    assert spare == [40, 41, 50, 15, 16, 17]
 
 
 @BY
@@ -215,13 +203,12 @@ def test_nothing_waits_for_the_device() -> None:
         mock.patch.object(placement, "place_units_kernel", noting("place")),
     ):
         runs = longest_runs(free)
-        units = place(free, Demand(last=ends, counts=[3, 2]), runs, headroom=8, spare=4)
-        assert free.spare is not None
-        assert (len(units), len(free.spare), free.count) == (5, 4, 995)
+        units = place(free, Demand(last=ends, counts=[3, 2]), runs, headroom=8)
+        assert (len(units), free.count) == (5, 995)
         assert launched == ["list", "pick", "place"]
         free.release(units)
-        free.take(free.spare)
-        assert (free.copy().count, free.spare) == (996, None)
+        free.take(units[:4])
+        assert free.copy().count == 996
     with pytest.raises((NotImplementedError, RuntimeError)):
         free.listed()
 
@@ -268,18 +255,16 @@ def test_whatever_is_asked_is_served_from_what_is_free(
 
 
 @settings(max_examples=20, deadline=None)
-@given(demands(), demands(), st.integers(0, 12), st.integers(0, 9))
+@given(demands(), demands(), st.integers(0, 12))
 def test_the_kernel_takes_what_the_host_takes(
     case: tuple[list[int], list[int], list[int]],
     earlier: tuple[list[int], list[int], list[int]],
     headroom: int,
-    spare: int,
 ) -> None:
     free, last, counts = case
-    spare = min(spare, len(free) - sum(counts))
     stale = longest_runs(free_map(earlier[0]))
     for runs in (None, stale):
-        case_of = partial(chosen, free, last, counts, headroom=headroom, runs=runs, spare=spare)
+        case_of = partial(chosen, free, last, counts, headroom=headroom, runs=runs)
         # Few at once, so that loops go round more than once.
         with mock.patch.multiple(placement, LANES=8, WIDE=16):
             assert case_of(by="kernel") == case_of()

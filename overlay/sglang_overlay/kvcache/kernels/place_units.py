@@ -99,13 +99,13 @@ def _known(lengths, homes, LANES: tl.constexpr):
 
 
 @triton.jit
-def _fill(out, row, first, stop, LANES: tl.constexpr):
+def _fill(out, row, total, LANES: tl.constexpr):
     """Put the units of ``row``, one after another, where ``out`` has none yet."""
     lane = tl.arange(0, LANES)
     filled = tl.full([], 0, tl.int32)
-    for begin in range(first, stop, LANES):
+    for begin in range(0, total, LANES):
         place = begin + lane
-        unit = tl.load(out + place, mask=place < stop, other=0)
+        unit = tl.load(out + place, mask=place < total, other=0)
         empty = (unit < 0).to(tl.int32)
         rank = filled + tl.cumsum(empty, axis=0) - 1
         unit = tl.load(row + rank, mask=empty > 0, other=0)
@@ -194,11 +194,11 @@ def _take_free(free, out, first, stop, needed, LANES: tl.constexpr, WIDE: tl.con
 # of the same types.
 @triton.jit(
     do_not_specialize=[
-        *("stride", "requests", "each", "units", "homes", "headroom", "total", "spare"),
+        *("stride", "requests", "each", "units", "homes", "headroom", "total"),
     ],
     do_not_specialize_on_alignment=[
         *("free", "last", "rows", "lengths_of_rows", "counts", "starts", "lengths"),
-        *("out", "spares", "scratch"),
+        *("out", "scratch"),
     ],
 )
 def place_units_kernel(
@@ -210,7 +210,6 @@ def place_units_kernel(
     starts,
     lengths,
     out,
-    spares,
     scratch,
     stride,
     requests,
@@ -219,7 +218,6 @@ def place_units_kernel(
     homes,
     headroom,
     total,
-    spare,
     PAGE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -231,9 +229,9 @@ def place_units_kernel(
     A request ends in the slot ``last[request]``, or, if there are ``rows``, in the last one of its
     row in the table ``last``. It needs ``counts[request]`` units, or ``each`` without ``counts``.
 
-    ``out`` gets the ``total`` of them, ``spares`` the ``spare`` others, which stay free. What is in
-    ``scratch`` are two of each request, where in ``out`` it goes on and how many it lacks, and the
-    ``total`` + ``spare`` units, at most, that are found for whoever lacks some.
+    ``out`` gets the ``total`` of them. What is in ``scratch`` are two of each request, where in
+    ``out`` it goes on and how many it lacks, and the ``total`` units, at most, that are found for
+    whoever lacks some.
     """
     lane = tl.arange(0, LANES)
     for first in range(0, total, LANES):
@@ -256,7 +254,7 @@ def place_units_kernel(
         ROWS,
         COLUMNS,
     )
-    if left + spare > 0:
+    if left > 0:
         homes = _known(lengths, homes, LANES)
         used = tl.full([], 0, tl.int32)
         request = tl.full([], 0, tl.int32)
@@ -275,11 +273,7 @@ def place_units_kernel(
             left -= taken
             request += 1
         # The rest is found for all of them at once, and in their order.
-        row = notes + 2 * requests
-        _take_any(free, row, left + spare, used, starts, lengths, homes, units + 1, LANES, WIDE)
-        _fill(out, row, tl.where(left > 0, 0, total), total, LANES)
-        for first in range(0, spare, LANES):
-            unit = tl.load(row + left + first + lane, mask=first + lane < spare, other=0)
-            tl.store(spares + first + lane, unit, mask=first + lane < spare)
-            # Unit 0, which is none, is never free.
-            tl.store(free + unit, 1, mask=unit > 0)
+        if left > 0:
+            row = notes + 2 * requests
+            _take_any(free, row, left, used, starts, lengths, homes, units + 1, LANES, WIDE)
+            _fill(out, row, total, LANES)
