@@ -6,8 +6,9 @@ The trace of ``kv_trace.py``, on a CPU. Per call of the allocator, µs, over the
 half: the drafter's window, verify's allocation, prefill's, and the releases. On a CPU the host
 computes what a GPU would, so a call's time has both in it; on a GPU the host only launches. So the
 launches of a call are counted too: operations that are kernels on a GPU, the placement kernel and
-SGLang's paged one as one each, whose stand-in's time is taken off. Views and empty tensors are
-none. Pool sizes: that of the trace, which is full, and one eight times as large, which is not.
+the one that gives slots on pages, SGLang's or placement's, as one each. The time of the latter's
+stand-in is taken off. Views and empty tensors are none. Pool sizes: that of the trace, which is
+full, and one eight times as large, which is not.
 Writes ``benchmarks/results/kv-allocation-cpu-DATE``.
 """
 
@@ -15,6 +16,8 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import functools
+import inspect
 import json
 import os
 import platform
@@ -56,7 +59,7 @@ class Watch:
         self.launches: dict[str, list[int]] = defaultdict(list)
         self._windows = self._calls = 0
         self._stand_in = 0.0
-        self._leave_out_the_stand_in()
+        self._leave_out_the_stand_ins()
         allocator = replay.bed.allocator
         for name in ("alloc", "alloc_extend", "free"):
             setattr(allocator, name, self._timed(name, getattr(allocator, name)))
@@ -92,20 +95,26 @@ class Watch:
 
         return call
 
-    def _leave_out_the_stand_in(self) -> None:
+    def _leave_out_the_stand_ins(self) -> None:
         import sglang.srt.mem_cache.allocator as allocators
-
-        stock = allocators.alloc_extend_kernel[(1,)]
-
-        def launch(*args: Any) -> None:
-            started = time.perf_counter()
-            with launched_once():
-                stock(*args)
-            self._stand_in += time.perf_counter() - started
+        from sglang_overlay.kvcache import token_slots
 
         kernel = mock.MagicMock()
-        kernel.__getitem__.return_value = launch
+        kernel.__getitem__.return_value = self._left_out(allocators.alloc_extend_kernel[(1,)])
         allocators.alloc_extend_kernel = kernel
+        # The watch before has replaced it too.
+        token_slots._on_host = self._left_out(inspect.unwrap(token_slots._on_host))
+
+    def _left_out(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(stock)
+        def launch(*args: Any) -> Any:
+            started = time.perf_counter()
+            with launched_once():
+                found = stock(*args)
+            self._stand_in += time.perf_counter() - started
+            return found
+
+        return launch
 
     def _kind(self, name: str, args: tuple[Any, ...]) -> str:
         if name == "free":
