@@ -7,7 +7,7 @@ on a host with SGLang, the overlay applied to it, and a Hopper GPU; writes OUT/k
 and .md, and each round's times to OUT/kv-throughput-WAY.jsonl. A way (``slots``: pages of one slot,
 the portable engine; ``pages``: pages of 64, FlashMLA) has a server with DFLASH and CUDA graphs for
 each of the levels ``off``, ``placement`` and ``idle``: a `Stepper` in a process of its own. They
-start at once, and share one GPU.
+start at once, and share one GPU, of which each takes 20 GB.
 
 They play the same conversations in lockstep (``lockstep.py``): each makes a visit of up to
 `Load.visit` decode steps, or of one prefill, while the others wait; then the next one makes the

@@ -53,8 +53,8 @@ class RowEnds:
 class Demand:
     """What the requests of a batch need: ``counts`` units each, to follow slot ``last``.
 
-    ``last``: [requests] int64 on the device, `NOTHING` for a request that has none yet; or where
-    to read them. ``total``: the units of the whole batch.
+    ``last``: [requests] int64 on the device, in units that are taken, `NOTHING` for a request that
+    has none yet; or where to read them. ``total``: the units of the whole batch.
     """
 
     last: torch.Tensor | RowEnds
