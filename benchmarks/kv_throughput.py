@@ -84,7 +84,7 @@ WRITTEN = 10.0
 PATIENCE = 240.0
 # One more than the idle moments from one pass of compaction to the next.
 IDLE_MOMENTS = 66
-PLACING = ("list_runs", "pick_runs", "place_units")
+PLACING = ("list_runs", "pick_runs", "place_units", "token_slots")
 
 
 class Load:
@@ -344,7 +344,7 @@ def watch(bed: Any, load: Load) -> dict[str, Any]:
     for _ in range(load.batch):
         bed.submit(_words(words, load.said[0]), tokens=load.answer)
     while (mode := bed.step()) != "DECODE" or len(bed.scheduler.running_batch.reqs) < load.batch:
-        if mode == "DECODE":
+        if mode != "EXTEND":
             raise RuntimeError(f"a batch is not full: needed {load.batch} requests")
     bed.step()
     found = {} if load.dry else {"waits": waits(bed), **calls(bed)}

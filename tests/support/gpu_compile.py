@@ -108,6 +108,7 @@ def barriers(ptx: str) -> dict[str, int]:
     store = r"st\.shared(?:\.v(\d))?\.b(\d+)\s+\[global_smem\+(\d+)\]"
     for several, bits, offset in re.findall(store, ptx):
         stored.update(range(int(offset), int(offset) + int(several or 1) * int(bits) // 8))
+    assert stored or not made, "no store at a known address: is it written in another way now?"
     lost = [place for place in made if not stored.isdisjoint(range(place, place + 8))]
     return {"barriers": len(made), "barriers_lost": len(lost)}
 

@@ -165,7 +165,7 @@ class _Placement:
         # Not where free units are so rare that they would be called back soon.
         if self.free_map.count > needed + 4 * self._wanted:
             self._put_back()
-            nothing = self._nowhere + 1
+            nothing = torch.zeros_like(self._nowhere)
             runs = Runs(starts=nothing, lengths=nothing)
             self._aside = place(self.free_map, self._newcomer(self._wanted), runs, headroom=0)
 
