@@ -64,7 +64,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "overlay")]
 
 from sglang_overlay.switches import IDLE, KV_SLOTS, OFF, PLACEMENT, VERIFY_ENGINE  # noqa: E402
 
-from benchmarks import lockstep  # noqa: E402
+from benchmarks import lockstep, shared_experts  # noqa: E402
 from benchmarks import verify_engine_gpu as engine  # noqa: E402
 from benchmarks.installed import versions  # noqa: E402
 from tests.support.engine import weights  # noqa: E402
@@ -74,8 +74,8 @@ LEVELS = (OFF, PLACEMENT, IDLE)
 CONTROL = "control"
 WAYS = ("slots", "pages")
 WATCHED_STEPS = 10
-# Columns of the layers' MLP.
-WIDE = 32_768
+# Weights that a decode step reads in a layer: of Kimi K2.x in 4 bits, one of eight GPUs.
+LAYER_GB = 1.0
 # Conversations that all play before: they compile what graphs do not hold, and fill the cache.
 WARM_UP = 3
 # Seconds from one result that is written to the next.
@@ -137,7 +137,7 @@ def serve(options: argparse.Namespace, load: Load) -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     began = time.perf_counter()
     way, _, label = options.server.partition("-")
-    bed = start(way, options.out / "models" / options.server, options.layers, load)
+    bed = start(way, options.out / "models" / options.server, options, load)
     runner = bed.scheduler.tp_worker.model_runner
     with (
         os.fdopen(options.answers, "w", buffering=1) as answers,
@@ -153,15 +153,23 @@ def serve(options: argparse.Namespace, load: Load) -> None:
             answers.write(json.dumps(found) + "\n")
 
 
-def start(way: str, folder: Path, layers: int, load: Load) -> Stepper:
+def start(way: str, folder: Path, options: argparse.Namespace, load: Load) -> Stepper:
     """Return the scheduler of a new server."""
     if load.dry:
         return start_dry(way, load)
     import sglang.srt.model_loader.loader as loader
 
-    loader.initialize_dummy_weights = weights.fill_on_gpu
-    depth = {"num_hidden_layers": layers, "first_k_dense_replace": layers}
-    target = {**engine.TARGET, **depth, "intermediate_size": WIDE}
+    def fill(model: Any) -> None:
+        weights.fill_on_gpu(model)
+        if type(model).__name__ == "DeepseekV3ForCausalLM":
+            shared_experts.replace(model, layer_bytes=int(1e9 * options.layer_gb))
+
+    loader.initialize_dummy_weights = fill
+    depth = {
+        "num_hidden_layers": options.layers,
+        "first_k_dense_replace": options.layers,
+    }
+    target = {**engine.TARGET, **depth}
     with mock.patch.object(engine, "TARGET", target):
         mode = engine.Mode(flashmla=way == "pages")
         arguments = engine.server_arguments(mode, (load.batch,), folder)
@@ -430,7 +438,8 @@ class Server:
         level = OFF if label == CONTROL else label
         answers, written = os.pipe()
         command = [sys.executable, __file__, str(scratch), "--server", name]
-        command += ["--layers", str(options.layers), "--answers", str(written)]
+        command += ["--layers", str(options.layers), "--layer-gb", str(options.layer_gb)]
+        command += ["--answers", str(written)]
         command += ["--control", str(options.control or 0)] + ["--dry"] * options.dry
         with (options.out / f"kv-throughput-{name}.log").open("w") as log:
             self._process = subprocess.Popen(
@@ -685,6 +694,7 @@ def main(options: argparse.Namespace) -> None:
         "date": time.strftime("%Y-%m-%d"),
         "versions": versions(),
         "layers": options.layers,
+        "layer_gb": options.layer_gb,
         "control": options.control,
         "ways": {},
     }
@@ -710,6 +720,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=60, help="in lockstep, per way")
     parser.add_argument("--layers", type=int, default=61)
+    parser.add_argument("--layer-gb", type=float, default=LAYER_GB, help="a layer's weights")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--control", type=float, metavar="US", help="add a server to test itself")
     parser.add_argument("--dry", action="store_true")

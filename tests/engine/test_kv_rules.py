@@ -199,6 +199,91 @@ def test_windows_share_their_slots_and_keep_none_from_others(overlay: Path) -> N
     assert found == {"1": none | same, "4": none | same}
 
 
+def ahead(bed: Any) -> dict[str, Any]:
+    """Scene: what a window has that knows whose step it is for, and who has it then."""
+    from sglang_overlay.srt import kv_allocators, kv_slots
+
+    from tests.support.kv_bed import KvBed
+
+    mine = KvBed(page=1, slots=400, placed=True)
+    assert mine.admit([1] * 30)
+    assert mine.admit([2] * 30)
+    batch, allocator = mine._batch(mine.running), mine.allocator
+    batch.seq_lens = torch_of([len(mine.row(one)) for one in mine.running])
+    batch.req_to_token_pool = mine.table
+    placed: list[int] = []
+    stock = kv_allocators.place
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        placed.append(args[1].total)
+        return stock(*args, **kwargs)
+
+    def window(tokens: int = 8) -> list[int]:
+        size = allocator.available_size()
+        with kv_slots.growing(batch, 8):
+            state = allocator.backup_state()
+            taken = allocator.alloc(2 * tokens)
+            assert allocator.available_size() == size - 2 * tokens
+            allocator.restore_state(state)
+        assert allocator.available_size() == size
+        listed = [*allocator.free_pages.tolist(), *allocator.release_pages.tolist()]
+        assert len({*listed}) == len(listed) == size
+        return [int(slot) for slot in taken]
+
+    def step(tokens: int = 8) -> list[int]:
+        with kv_slots.growing(batch, tokens):
+            return [int(slot) for slot in allocator.alloc(2 * tokens)]
+
+    kv_allocators.place = counting
+    try:
+        ends = [int(mine.row(one)[-1]) for one in mine.running]
+        first = window()
+        found: dict[str, Any] = {"behind": first == [end + n for end in ends for n in range(1, 9)]}
+        found["again"] = window() == first
+        found["the step's"] = step() == first
+        found["placed"] = placed[:]
+        allocator.free(torch_of(first))
+        # Nobody's and another's are theirs alone, and leave the step what it had.
+        window()
+        placed.clear()
+        others = allocator.alloc(16).tolist()
+        found["another's"] = sorted({*others} & {*window()})
+        allocator.free(torch_of(others))
+        window()
+        found["longer"] = len({*step(9)})
+        found["placed for others"] = placed[:]
+        size = allocator.available_size()
+        everything = allocator.alloc(size)
+        found["all"] = len({*everything.tolist()}) - size
+        allocator.clear()
+        found["cleared"] = allocator.available_size()
+    finally:
+        kv_allocators.place = stock
+    return found
+
+
+def torch_of(numbers: list[int]) -> Any:
+    """Return ``numbers`` as a tensor [n] int64."""
+    import torch
+
+    return torch.tensor(numbers)
+
+
+def test_a_step_has_the_slots_that_its_window_had(overlay: Path) -> None:
+    found = play(ahead, Launch(tree=overlay, algorithm="")).result
+    assert found == {
+        "behind": True,
+        "again": True,
+        "the step's": True,
+        "placed": [16, 16],
+        "another's": [],
+        "longer": 18,
+        "placed for others": [16, 16, 16, 18],
+        "all": 0,
+        "cleared": 400,
+    }
+
+
 def reported(bed: Any) -> dict[str, Any]:
     """Scene: what a server tells at an idle moment, as server info and as metrics."""
     from types import SimpleNamespace

@@ -222,12 +222,13 @@ def compile_place_units(
     number = MockTensor(torch.int64)
     compiled = place_units_kernel.warmup(
         MockTensor(torch.uint8),
+        number,
         MockTensor(torch.int32) if from_table else number,
         *(number if from_table else None,) * 2,
         None if equal else number,
         *(number,) * 4,
-        8192 if from_table else 0,
-        *(7, 16, 1000, 256, 1024, 99),
+        *(12, 8192 if from_table else 0),
+        *(7, 16, 1000, 255, 1024, 99),
         PAGE=page,
         **tiles(),
         num_warps=placement.WARPS,
@@ -294,27 +295,42 @@ def launch_slots_of_tokens(capability: int, *, one_each: bool) -> dict[str, Any]
         last=torch.tensor([130, 255], dtype=torch.int32),
         before_on_host=before.numpy(),
         after_on_host=after.numpy(),
+        total=int((after - before).sum()),
     )
     pages = torch.arange(sum(grown.pages(64)))
     return _launched(capability, lambda: launch_token_slots(grown, pages, 64))
 
 
 def _launched(capability: int, call: Callable[[], Any]) -> dict[str, Any]:
-    """Return what three of ``call`` launch; each tensor is told by its type and size."""
+    """Return what three of ``call`` launch; each tensor, or its address, by its type and size."""
     driver.set_active(NamedDriver(capability))
     launched: list[list[str]] = []
+    asked: dict[int, torch.Tensor] = {}
+    address_of = torch.Tensor.data_ptr
+
+    def data_ptr(tensor: torch.Tensor) -> int:
+        address: int = address_of(tensor)
+        asked[address] = tensor
+        return address
+
+    def told(arg: Any) -> str:
+        # For hooks, of which there are none: Triton's launch calls an empty chain.
+        if isinstance(arg, LazyDict | HookChain):
+            return repr(None)
+        if isinstance(arg, int):
+            arg = asked.get(arg, arg)
+        return f"{arg.dtype} {arg.shape}" if isinstance(arg, torch.Tensor) else repr(arg)
 
     def note(*args: Any) -> None:
-        # For hooks, of which there are none: Triton's launch calls an empty chain.
-        told = [None if isinstance(arg, LazyDict | HookChain) else arg for arg in args]
-        launched.append(
-            [f"{a.dtype} {a.shape}" if isinstance(a, torch.Tensor) else repr(a) for a in told]
-        )
+        launched.append([told(arg) for arg in args])
 
     def ready(kernel: Any) -> None:
         kernel.module, kernel.function, kernel._run = "module", "function", note
 
-    with mock.patch.object(CompiledKernel, "_init_handles", ready):
+    with (
+        mock.patch.object(CompiledKernel, "_init_handles", ready),
+        mock.patch.object(torch.Tensor, "data_ptr", data_ptr),
+    ):
         for _ in range(3):
             call()
     return {"launched": launched}

@@ -51,8 +51,8 @@ FAULTS: dict[str, tuple[type, str, str, str]] = {
     "page 0 is free": (
         FreeMap,
         "__init__",
-        "self.flags[0] = self.flags[-1] = 0",
-        "self.flags[-1] = 0",
+        "self._flags[0] = self._flags[-1] = 0",
+        "self._flags[-1] = 0",
     ),
     "nodes are rebound before the copy": (
         Compactor,

@@ -23,18 +23,22 @@ WARPS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Runs:
-    """The longest free runs as they once were, longest first: ``starts``, ``lengths`` [k] int64.
+    """The longest free runs as they once were, less what `place` took: ``starts``, ``lengths``.
 
-    A length of 0 is no run.
+    Both are [k] int64, longest first to begin with. A length of 0 is no run.
     """
 
     starts: torch.Tensor
     lengths: torch.Tensor
 
+    def copy(self) -> Runs:
+        """Return runs that are cut by themselves."""
+        return Runs(starts=self.starts.clone(), lengths=self.lengths.clone())
+
 
 def longest_runs(free: FreeMap) -> Runs:
     """Return the `LONGEST` longest free runs, of equal ones the lowest first."""
-    return _look_on_host(free) if free.flags.is_cpu else launch_look(free)
+    return _look_on_host(free) if free.on_host else launch_look(free)
 
 
 def launch_look(free: FreeMap) -> Runs:
@@ -47,8 +51,10 @@ def launch_look(free: FreeMap) -> Runs:
     lengths = torch.empty(LONGEST, dtype=torch.int64, device=device)
     listing, picking = ("list_runs", device), ("pick_runs", device)
     grid = pieces, 1
-    launch(list_runs_kernel, listing, grid, WARPS, flags, notes, size, pieces, PIECE, KEPT)
-    launch(pick_runs_kernel, picking, (1, 1), WARPS, notes, starts, lengths, pieces, KEPT, BLOCK)
+    sizes = size, pieces, PIECE, KEPT
+    launch(list_runs_kernel, listing, grid, WARPS, (flags, notes), sizes)
+    lists = notes, starts, lengths
+    launch(pick_runs_kernel, picking, (1, 1), WARPS, lists, (pieces, KEPT, BLOCK))
     return Runs(starts=starts, lengths=lengths)
 
 

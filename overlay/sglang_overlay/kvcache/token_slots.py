@@ -24,7 +24,7 @@ class Growth:
 
     ``before``, ``after``: their tokens, on the device; without ``before`` each gets one more.
     ``last``: the slot of the last token before, on the device. ``before_on_host``,
-    ``after_on_host``: the same numbers.
+    ``after_on_host``: the same numbers. ``total``: by how many tokens all of them grow.
     """
 
     before: torch.Tensor | None
@@ -32,12 +32,13 @@ class Growth:
     last: torch.Tensor
     before_on_host: Array
     after_on_host: Array
+    total: int
 
     def pages(self, size: int) -> list[int]:
         """Return how many new pages of ``size`` slots each request needs."""
-        counts: list[int] = (
-            -(-self.after_on_host // size) + (-self.before_on_host // size)
-        ).tolist()
+        over = size - 1
+        new = (self.after_on_host + over) // size - (self.before_on_host + over) // size
+        counts: list[int] = new.tolist()
         return counts
 
 
@@ -53,20 +54,21 @@ def token_slots(growth: Growth, pages: torch.Tensor, size: int) -> torch.Tensor:
 
 def launch_token_slots(growth: Growth, pages: torch.Tensor, size: int) -> torch.Tensor:
     """Launch the kernel."""
-    grown = growth.after_on_host - growth.before_on_host
-    if not grown.any():
+    if not growth.total:
         return pages[:0]
     before, after, last = growth.before, growth.after, growth.last
-    out = pages.new_empty(int(grown.sum()))
-    grid = len(grown), -(-int(grown.max()) // TOKENS)
+    out = pages.new_empty(growth.total)
+    longest = growth.total
+    if longest > TOKENS:
+        longest = int((growth.after_on_host - growth.before_on_host).max())
     types = None if before is None else before.dtype, after.dtype, last.dtype
-    form = ("token_slots", pages.device, size, *types)
     launch(
         token_slots_kernel,
-        form,
-        grid,
+        ("token_slots", pages.device, size, *types),
+        (len(growth.after_on_host), -(-longest // TOKENS)),
         WARPS,
-        *(before, after, last, pages, out, size, REQUESTS, TOKENS),
+        (before, after, last, pages, out),
+        (size, REQUESTS, TOKENS),
     )
     return out
 

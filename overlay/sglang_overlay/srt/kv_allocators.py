@@ -20,9 +20,9 @@ from sglang_overlay.kvcache.token_slots import Growth, token_slots
 
 # What a request may grow before it runs into the next one, in tokens, where there is room.
 HEADROOM = 1024
-# Allocations that share one look at the longest free runs, if they are small. A look takes the host
-# several times as long as an allocation; looks four times as frequent bring no longer runs.
-KEPT = 64
+# Allocations that share one look at the longest free runs, if they are small: as many as would take
+# all that is free. A look takes several times as long as an allocation.
+FEWEST, KEPT = 8, 64
 # Pages: a step adds one or two to a request, a prompt more.
 FEW = 2
 # Steps of running requests after which what was released can have no writer left. The next step's
@@ -58,6 +58,9 @@ class _Placement:
     _aside: torch.Tensor
     _wanted = 0
     _lent = 0
+    # What a window had for requests that grow, and whose step it was: the step itself has the same.
+    # In no map either, but free as soon as the window is closed.
+    _ahead: tuple[Demand, torch.Tensor] | None = None
 
     @property
     def free_pages(self) -> torch.Tensor:
@@ -73,11 +76,13 @@ class _Placement:
     @property
     def release_pages(self: Any) -> torch.Tensor:
         """Return the free units [n] int64 that the map does not have: held back, or for windows."""
-        return torch.cat([self._aside, *(units for _, units in self._held)])
+        ahead = [] if self._ahead is None else [self._ahead[1]]
+        return torch.cat([self._aside, *ahead, *(units for _, units in self._held)])
 
     @release_pages.setter
     def release_pages(self, units: torch.Tensor | None) -> None:
         self._held, self._held_units, self._aside = [], 0, self._nowhere[:0]
+        self._ahead = None
         if units is not None and len(units):
             self._hold(units)
 
@@ -86,10 +91,12 @@ class _Placement:
         return int(self._available_units() * self.page_size)
 
     def _available_units(self) -> int:
-        return self.free_map.count + self._held_units + len(self._aside) - self._lent
+        ahead = 0 if self._ahead is None or self._borrowing else self._ahead[0].total
+        return self.free_map.count + self._held_units + len(self._aside) - self._lent + ahead
 
     def backup_state(self) -> FreeMap:
         """Open a window: what is allocated until `restore_state` is given back by it."""
+        self._drop_ahead()
         self._borrowing, self._kept = True, self.free_map
         return self.free_map
 
@@ -117,12 +124,13 @@ class _Placement:
         if self.patient and not self._borrowing:
             self._hold(units)
         else:
-            self.free_map.release(units)
+            # Whole, it is nobody else's any more.
+            part = units.nbytes != units.untyped_storage().nbytes()
+            self.free_map.release(_copied(units) if part else units)
 
     def _hold(self, units: torch.Tensor) -> None:
         if len(units):
-            # A copy: it may be a part of a request's row, which goes to other slots.
-            self._held.append((self._steps, units.to(torch.int64, copy=True)))
+            self._held.append((self._steps, _copied(units)))
             self._held_units += len(units)
 
     def _let_go(self, needed: int) -> None:
@@ -145,7 +153,13 @@ class _Placement:
         requests grow by a step, so that the steps before it are over, or nearly so.
         """
         self.changes += 1
-        self._steps += step
+        if not self._borrowing:
+            self._steps += step
+            if self._ahead is not None:
+                (asked, units), self._ahead = self._ahead, None
+                if asked.is_same(demand):
+                    return units
+                self.free_map.release(units)
         if self._held:
             self._let_go(demand.total)
         if demand.total > self._available_units():
@@ -173,8 +187,20 @@ class _Placement:
         self.free_map.release(self._aside)
         self._aside = self._aside[:0]
 
+    def _drop_ahead(self) -> None:
+        if self._ahead is not None:
+            self.free_map.release(self._ahead[1])
+            self._ahead = None
+
     def _borrow(self, demand: Demand) -> torch.Tensor:
         """Return units [demand.total] for a window: they go back at once, so any will do."""
+        if isinstance(demand.last, RowEnds) and self._kept is self.free_map and not self._lent:
+            if demand.total > self.free_map.count:
+                self._put_back()
+            if self._ahead is None and demand.total <= self.free_map.count:
+                units = self._take(demand, prompt=False)
+                self._ahead = demand, units
+                return units
         self._wanted = max(self._wanted, demand.total)
         if not self._lent and demand.total <= len(self._aside):
             # A window asks once, as a rule: then nothing need be taken, and given back.
@@ -185,17 +211,28 @@ class _Placement:
         if demand.total > self.free_map.count:
             self.free_map.release(self._aside[self._lent :])
             self._lent = len(self._aside)
-        return self._take(demand, prompt=False)
+        # What this cuts off the runs comes back.
+        runs, uses = self._runs, self._uses
+        self._runs = runs and runs.copy()
+        units = self._take(demand, prompt=False)
+        self._runs, self._uses = runs, uses
+        return units
 
     def _take(self: Any, demand: Demand, *, prompt: bool) -> torch.Tensor:
         self._uses = 0 if prompt else self._uses - 1
         if self._runs is None or self._uses <= 0:
-            self._runs, self._uses = longest_runs(self.free_map), KEPT
+            self._runs = longest_runs(self.free_map)
+            self._uses = min(max(self.free_map.count // demand.total, FEWEST), KEPT)
         headroom = HEADROOM // self.page_size
         return place(self.free_map, demand, self._runs, headroom=headroom)
 
     def _newcomer(self, units: int) -> Demand:
         return Demand(last=self._nowhere, counts=[units])
+
+
+def _copied(units: torch.Tensor) -> torch.Tensor:
+    # It may be a part of a request's row, which goes to other slots.
+    return units.to(torch.int64, copy=True)
 
 
 class PlacedTokenAllocator(_Placement, TokenToKVPoolAllocator):  # type: ignore[misc]
@@ -269,6 +306,7 @@ class PlacedPagedAllocator(_Placement, PagedTokenToKVPoolAllocator):  # type: ig
         seq_lens: torch.Tensor,
         seq_lens_cpu: torch.Tensor,
         last_loc: torch.Tensor,
+        extend_num_tokens: int,
         *_others: Any,
         **_more: Any,
     ) -> torch.Tensor | None:
@@ -279,6 +317,7 @@ class PlacedPagedAllocator(_Placement, PagedTokenToKVPoolAllocator):  # type: ig
             last=last_loc,
             before_on_host=prefix_lens_cpu.numpy(),
             after_on_host=seq_lens_cpu.numpy(),
+            total=extend_num_tokens,
         )
         return self._grow(growth, step=False)
 
@@ -293,6 +332,7 @@ class PlacedPagedAllocator(_Placement, PagedTokenToKVPoolAllocator):  # type: ig
             last=last_loc,
             before_on_host=after - 1,
             after_on_host=after,
+            total=len(after),
         )
         return self._grow(growth, step=True)
 

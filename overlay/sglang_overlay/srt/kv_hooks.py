@@ -68,6 +68,20 @@ def verify_slots(stock: Function) -> Function:
     return unless_disabled(stock, prepare)
 
 
+def window_slots(stock: Function) -> Function:
+    """Decorate ``DFlashWorker._prepare_for_speculative_decoding``: say whose step a window is for.
+
+    Its slots are those of the verify behind it then, if that is for as many tokens.
+    """
+
+    @functools.wraps(stock)
+    def prepare(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        with kv_slots.growing(batch, worker.server_args.speculative_num_draft_tokens):
+            return stock(worker, batch, *args, **kwargs)
+
+    return unless_disabled(stock, prepare)
+
+
 def idle(stock: Function) -> Function:
     """Decorate ``Scheduler.on_idle``: compact, and let SGLang's own checks look at the outcome."""
 

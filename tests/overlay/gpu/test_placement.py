@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -107,7 +108,11 @@ def test_tokens_get_the_slots_that_the_host_gives(
     # Of one token each, SGLang does not say how many there were.
     grown = torch.randint(1, most + 1, (requests,), generator=generator).to(dtype)
     after, last = before + grown, torch.arange(requests, dtype=dtype) * 64 + (before - 1) % 64
-    numbers = {"before_on_host": before.numpy(), "after_on_host": after.numpy()}
+    numbers: dict[str, Any] = {
+        "before_on_host": before.numpy(),
+        "after_on_host": after.numpy(),
+        "total": int((after - before).sum()),
+    }
     host = Growth(before=before, after=after, last=last, **numbers)
     gpu = Growth(
         before=None if most == 1 else before.cuda(), after=after.cuda(), last=last.cuda(), **numbers

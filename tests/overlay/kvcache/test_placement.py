@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from itertools import chain, pairwise
 from typing import Any
@@ -42,16 +43,28 @@ def chosen(
     runs: Runs | None = None,
     page_size: int = 1,
     in_table: bool = False,
+    back: Sequence[int] = (),
+    left: list[Runs] | None = None,
 ) -> list[list[int]]:
-    """Return the units of each request, after a look at what remains."""
+    """Return the units of each request, after a look at what remains.
+
+    Of the ``free`` units those that are ``back`` were given back last. ``left`` gets the runs.
+    """
     before = free_map(free, max(UNITS, *free))
+    before.take(torch.tensor(back, dtype=torch.int64))
+    before.release(torch.tensor(back, dtype=torch.int64))
     slots = torch.tensor(
         [end if end == NOTHING else end * page_size + page_size // 2 for end in last]
     )
     demand = Demand(
         last=in_a_table(slots) if in_table else slots, counts=counts, page_size=page_size
     )
-    runs = longest_runs(before) if runs is None else runs
+    # A copy: what is taken of them is cut off.
+    if runs is None:
+        runs = longest_runs(free_map(sorted({*free} - {*back}), max(UNITS, *free)))
+    runs = runs.copy()
+    if left is not None:
+        left.append(runs)
     if by == "host":
         units = place(before, demand, runs, headroom=headroom)
     else:
@@ -102,7 +115,7 @@ def test_of_many_that_end_at_the_same_unit_the_first_goes_on(by: str) -> None:
     free, last = [10, 11, 12, 13, *range(20, 99)], [9, NOTHING, *[9] * 70]
     parts = chosen(free, last, [0, 1, 2, *[1] * 69], headroom=0, by=by)
     assert (parts[1], parts[2]) == ([20], [10, 11])
-    assert parts[3:] == [[unit] for unit in (12, 13, *range(21, 88))]
+    assert parts[3:] == [[unit] for unit in range(21, 90)]
 
 
 @BY
@@ -125,7 +138,52 @@ def test_new_requests_get_the_longest_runs_and_leave_headroom(by: str) -> None:
     free = [*range(1, 21), *range(30, 90), 95]
     first, second = chosen(free, [NOTHING, NOTHING], [10, 3], headroom=8, by=by)
     assert first == list(range(38, 48))
-    assert second == [9, 10, 11]
+    # What is left of the longest run, 48 to 89, is longer than the next one.
+    assert second == [56, 57, 58]
+
+
+@BY
+def test_the_requests_of_a_batch_share_the_room_in_a_run(by: str) -> None:
+    free = list(range(1, 1001))
+    parts = chosen(free, [NOTHING] * 4, [10, 30, 10, 10], headroom=500, by=by)
+    rooms = [b[0] - a[-1] - 1 for a, b in pairwise([[0], *parts, [1001]])]
+    assert all(b == a + 1 for part in parts for a, b in pairwise(part))
+    assert all(150 <= room <= 250 for room in rooms)
+    # As many runs as requests: each has its own, and half of it is before it.
+    free = [unit for unit in free if unit % 250]
+    parts = chosen(free, [NOTHING] * 4, [20] * 4, headroom=500, by=by)
+    assert sorted(part[0] % 250 for part in parts) == [115] * 4
+
+
+@BY
+def test_what_is_left_of_a_run_is_for_the_next_batch(by: str) -> None:
+    free = free_map([*range(1, 300)], 300)
+    runs, demand = longest_runs(free), Demand(last=torch.tensor([NOTHING] * 2), counts=[5, 5])
+    how = partial(place, headroom=20) if by == "host" else partial(launch_place, headroom=20)
+    found = [how(free, demand, runs).view(2, 5)[:, 0].tolist() for _ in range(2)]
+    assert found == [[21, 46], [71, 96]]
+    assert (int(runs.starts[0]), int(runs.lengths[0])) == (101, 199)
+
+
+@BY
+def test_half_of_a_run_in_which_somebody_sits_is_tried_again(by: str) -> None:
+    runs = Runs(starts=torch.tensor([1]), lengths=torch.tensor([1000]))
+    free = [unit for unit in range(1, 1001) if not 5 <= unit < 400]
+    assert chosen(free, [NOTHING], [2], headroom=10, by=by, runs=runs) == [[511, 512]]
+
+
+@BY
+def test_what_was_given_back_can_be_taken(by: str) -> None:
+    free = free_map([5])
+    free.release(torch.tensor([7, 8]))
+    free.release(torch.tensor([9], dtype=torch.int32))
+    runs, last = Runs(starts=torch.tensor([0]), lengths=torch.tensor([0])), torch.tensor([6])
+    how = partial(place, headroom=0) if by == "host" else partial(launch_place, headroom=0)
+    assert how(free, Demand(last=last, counts=[3]), runs).tolist() == [7, 8, 9]
+    free.release(torch.tensor([8, 7]))
+    assert how(free, Demand(last=last, counts=[2]), runs).tolist() == [7, 8]
+    free.release(torch.tensor([8, 7]))
+    assert free.listed().tolist() == [5, 7, 8]
 
 
 @BY
@@ -146,22 +204,22 @@ def test_a_prompt_longer_than_any_run_takes_the_next_longest(by: str) -> None:
 def test_runs_that_are_out_of_date_are_passed_over(by: str) -> None:
     runs = longest_runs(free_map([*range(10, 20), *range(30, 36), 40, 41]))
     free = [3, 5, *range(16, 20), *range(30, 36)]
-    found = chosen(free, [NOTHING] * 3, [2, 3, 2], headroom=0, by=by, runs=runs)
-    assert found == [[16, 17], [30, 31, 32], [3, 5]]
+    found = chosen(free, [NOTHING] * 3, [2, 3, 4], headroom=0, by=by, runs=runs)
+    assert found == [[16, 17], [30, 31, 32], [33, 34, 35, 18]]
     # What is in no run of the list is found all the same.
     assert chosen([3, 5, 7], [NOTHING], [3], by=by, runs=runs) == [[3, 5, 7]]
 
 
 @BY
 def test_those_without_a_home_take_the_lowest_units_in_their_order(by: str) -> None:
-    # Two homes for 40 requests, of which every seventh asks for nothing.
+    # Two short homes for 40 requests, of which some ask for nothing.
     free = [*range(1, 90, 2), *range(100, 120), *range(130, 150), *range(160, 200, 3)]
     counts = [request % 7 % 3 for request in range(40)]
-    runs = Runs(starts=torch.tensor([100, 130, 0]), lengths=torch.tensor([20, 20, 0]))
+    runs = Runs(starts=torch.tensor([100, 130, 0]), lengths=torch.tensor([2, 3, 0]))
     parts = chosen(free, [9] * 40, counts, headroom=0, by=by, runs=runs)
-    assert parts[:4] == [[], [100], [130, 131], []]
-    rest = [unit for unit in free if unit not in {100, 130, 131}]
-    assert [*chain(*parts[4:])] == rest[: sum(counts[4:])]
+    assert parts[:6] == [[], [130], [100, 101], [], [131], [132, 1]]
+    rest = [unit for unit in free if unit not in {*chain(*parts[:6])}]
+    assert [*chain(*parts[6:])] == rest[: sum(counts[6:])]
 
 
 @BY
@@ -264,7 +322,12 @@ def test_the_kernel_takes_what_the_host_takes(
     free, last, counts = case
     stale = longest_runs(free_map(earlier[0]))
     for runs in (None, stale):
+        left: list[Runs] = []
         case_of = partial(chosen, free, last, counts, headroom=headroom, runs=runs)
+        case_of = partial(case_of, back=free[::3], left=left)
         # Few at once, so that loops go round more than once.
         with mock.patch.multiple(placement, LANES=8, WIDE=16):
             assert case_of(by="kernel") == case_of()
+        by_kernel, by_host = left
+        assert torch.equal(by_kernel.starts, by_host.starts)
+        assert torch.equal(by_kernel.lengths, by_host.lengths)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,11 @@ def growth(rows: list[tuple[int, int]], size: int, dtype: torch.dtype) -> Growth
     # From unit 1000 on, so that none of the new pages is among them; −1 for those without tokens.
     ends = torch.arange(len(rows)) * size + 1000 * size + (before - 1) % size
     last = torch.where(before > 0, ends, -1).to(dtype)
-    numbers = {"before_on_host": before.numpy(), "after_on_host": after.numpy()}
+    numbers: dict[str, Any] = {
+        "before_on_host": before.numpy(),
+        "after_on_host": after.numpy(),
+        "total": int((after - before).sum()),
+    }
     return Growth(before=before, after=after, last=last, **numbers)
 
 
@@ -84,6 +89,7 @@ def test_no_tokens_need_no_slots(way: Slots, rows: list[tuple[int, int]]) -> Non
             last=none,
             before_on_host=none.numpy(),
             after_on_host=none.numpy(),
+            total=0,
         )
     )
     found = way(grown, none, 4)

@@ -87,15 +87,18 @@ def _go_on(
 
 
 @triton.jit
-def _known(lengths, homes, LANES: tl.constexpr):
-    """Return how many of the homes there are up to the last one that is a run."""
-    lane = tl.arange(0, LANES)
-    known = tl.full([], 0, tl.int32)
-    for first in range(0, homes, LANES):
-        home = first + lane
-        length = tl.load(lengths + home, mask=home < homes, other=0)
-        known = tl.maximum(known, tl.max(tl.where(length > 0, home + 1, 0), axis=0))
-    return known
+def _longest(starts, lengths, home, HOMES: tl.constexpr):
+    """Return number, start and length of the longest run, the first of equal ones."""
+    length = tl.max(lengths, axis=0)
+    number = tl.min(tl.where(lengths == length, home, HOMES), axis=0)
+    return number, tl.sum(tl.where(home == number, starts, 0), axis=0), length
+
+
+@triton.jit
+def _cut(starts, lengths, home, number, behind, end):
+    """Return the runs with what lies behind, and before ``end``, left of one of them."""
+    starts = tl.where(home == number, behind, starts)
+    return starts, tl.where(home == number, tl.maximum(end - behind, 0), lengths)
 
 
 @triton.jit
@@ -141,18 +144,34 @@ def _take_run(free, out, first, stop, needed, LANES):
 
 
 @triton.jit
-def _take_any(free, out, needed, used, starts, lengths, homes, stop, LANES, WIDE):
-    """Take units out of the homes from number ``used`` on, then the lowest.
+def _gap(size, known, needed, left, requests, headroom):
+    """Return how many units of a run of ``size`` stay free before a request that ``needed`` some.
+
+    The run is a part of the ``known`` units, and takes that part of the ``requests``, which still
+    lack ``left``. In sixty-fourths: a division of numbers with 64 bits takes a call, and its stack.
+    """
+    part = size.to(tl.int32) // ((known >> 6) + 1).to(tl.int32)
+    spare = tl.maximum(size - tl.maximum(needed, left * part >> 6), 0)
+    sharing = 1 + tl.maximum(requests * part + 63 >> 6, 1)
+    return tl.minimum(spare.to(tl.int32) // sharing, headroom)
+
+
+@triton.jit
+def _take_any(free, out, needed, starts, lengths, home, stop, HOMES, LANES, WIDE):
+    """Take units out of the longest runs, then the lowest; return what is left of the runs.
 
     Where too few are free, the rest is unit 0, which is nobody's.
     """
     taken = tl.full([], 0, tl.int64)
-    while (taken < needed) & (used < homes):
-        first = tl.load(starts + used)
-        length = tl.load(lengths + used)
+    while (taken < needed) & (tl.max(lengths, axis=0) > 0):
+        number, first, length = _longest(starts, lengths, home, HOMES)
         end = first + length
         taken += _take_free(free, out + taken, first, end, needed - taken, LANES, LANES)
-        used += 1
+        tl.debug_barrier()
+        behind = end
+        if taken == needed:
+            behind = tl.load(out + taken - 1) + 1
+        starts, lengths = _cut(starts, lengths, home, number, behind, end)
     if taken < needed:
         low = tl.full([], 1, tl.int64)
         taken += _take_free(free, out + taken, low, stop, needed - taken, LANES, WIDE)
@@ -162,6 +181,7 @@ def _take_any(free, out, needed, used, starts, lengths, homes, stop, LANES, WIDE
             tl.store(out + taken + lane, nobodys, mask=lane < needed - taken)
             taken += LANES
     tl.debug_barrier()
+    return starts, lengths
 
 
 @triton.jit
@@ -194,15 +214,16 @@ def _take_free(free, out, first, stop, needed, LANES: tl.constexpr, WIDE: tl.con
 # of the same types.
 @triton.jit(
     do_not_specialize=[
-        *("stride", "requests", "each", "units", "homes", "headroom", "total"),
+        *("backs", "stride", "requests", "each", "units", "homes", "headroom", "total"),
     ],
     do_not_specialize_on_alignment=[
-        *("free", "last", "rows", "lengths_of_rows", "counts", "starts", "lengths"),
+        *("free", "back", "last", "rows", "lengths_of_rows", "counts", "starts", "lengths"),
         *("out", "scratch"),
     ],
 )
 def place_units_kernel(
     free,
+    back,
     last,
     rows,
     lengths_of_rows,
@@ -211,6 +232,7 @@ def place_units_kernel(
     lengths,
     out,
     scratch,
+    backs,
     stride,
     requests,
     each,
@@ -221,19 +243,26 @@ def place_units_kernel(
     PAGE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    HOMES: tl.constexpr,
     LANES: tl.constexpr,
     WIDE: tl.constexpr,
 ):
     """Take units for all requests: where they ended, then in the ``homes``, then anywhere.
 
+    Before, the units ``back`` [backs] become free.
+
     A request ends in the slot ``last[request]``, or, if there are ``rows``, in the last one of its
     row in the table ``last``. It needs ``counts[request]`` units, or ``each`` without ``counts``.
+    What is taken of the homes, ``starts`` and ``lengths`` [homes ≤ HOMES], is cut off there.
 
     ``out`` gets the ``total`` of them. What is in ``scratch`` are two of each request, where in
     ``out`` it goes on and how many it lacks, and the ``total`` units, at most, that are found for
     whoever lacks some.
     """
     lane = tl.arange(0, LANES)
+    for first in range(0, backs, LANES):
+        unit = tl.load(back + first + lane, mask=first + lane < backs, other=0)
+        tl.store(free + unit, 1, mask=first + lane < backs)
     for first in range(0, total, LANES):
         tl.store(out + first + lane, -1, mask=first + lane < total)
     tl.debug_barrier()
@@ -255,25 +284,38 @@ def place_units_kernel(
         COLUMNS,
     )
     if left > 0:
-        homes = _known(lengths, homes, LANES)
-        used = tl.full([], 0, tl.int32)
+        home = tl.arange(0, HOMES)
+        begins = tl.load(starts + home, mask=home < homes, other=0)
+        sizes = tl.load(lengths + home, mask=home < homes, other=0)
         request = tl.full([], 0, tl.int32)
-        while (request < lacking) & (used < homes):
+        # More of them would wait for one another longer than a home is worth.
+        served = tl.minimum(lacking, HOMES)
+        while (request < served) & (tl.max(sizes, axis=0) > 0):
             at = tl.load(notes + 2 * request)
             needed = tl.load(notes + 2 * request + 1)
             taken = tl.full([], 0, tl.int64)
-            while (taken == 0) & (used < homes):
-                start = tl.load(starts + used)
-                end = start + tl.load(lengths + used)
+            while (taken == 0) & (tl.max(sizes, axis=0) > 0):
+                known = tl.sum(sizes, axis=0)
+                number, start, size = _longest(begins, sizes, home, HOMES)
+                end = start + size
                 # Whoever ended before the run may just have gone on into it.
                 start += _first_free(free, start, end, LANES)
-                gap = tl.minimum(tl.maximum((end - start - needed) // 2, 0), headroom)
-                taken = _take_run(free, out + at, start + gap, end, needed, LANES)
-                used += 1
+                size = tl.maximum(end - start, 0)
+                start += _gap(size, known, needed, left, requests - request, headroom)
+                taken = _take_run(free, out + at, start, end, needed, LANES)
+                behind = start + taken
+                if taken == 0:
+                    behind = tl.where(size > LANES, end - size // 2, end)
+                begins, sizes = _cut(begins, sizes, home, number, behind, end)
             left -= taken
             request += 1
         # The rest is found for all of them at once, and in their order.
         if left > 0:
             row = notes + 2 * requests
-            _take_any(free, row, left, used, starts, lengths, homes, units + 1, LANES, WIDE)
+            stop = units + 1
+            begins, sizes = _take_any(
+                free, row, left, begins, sizes, home, stop, HOMES, LANES, WIDE
+            )
             _fill(out, row, total, LANES)
+        tl.store(starts + home, begins, mask=home < homes)
+        tl.store(lengths + home, sizes, mask=home < homes)
