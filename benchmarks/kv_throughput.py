@@ -181,6 +181,8 @@ def start(way: str, folder: Path, options: argparse.Namespace, load: Load) -> St
             "max_total_tokens": load.pool,
             "context_length": 8192,
             "max_running_requests": load.batch,
+            # Of those that start at once, two would now and then find the same one free.
+            "nccl_port": options.port,
             # The others' memory looks as if this one's weights had taken it.
             "mem_fraction_static": 0.95,
         }
@@ -439,7 +441,7 @@ class Server:
         answers, written = os.pipe()
         command = [sys.executable, __file__, str(scratch), "--server", name]
         command += ["--layers", str(options.layers), "--layer-gb", str(options.layer_gb)]
-        command += ["--answers", str(written)]
+        command += ["--answers", str(written), "--port", str(engine.free_port())]
         command += ["--control", str(options.control or 0)] + ["--dry"] * options.dry
         with (options.out / f"kv-throughput-{name}.log").open("w") as log:
             self._process = subprocess.Popen(
@@ -727,6 +729,7 @@ def read_options() -> argparse.Namespace:
     # What the program starts itself with.
     parser.add_argument("--server", help=argparse.SUPPRESS)
     parser.add_argument("--answers", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

@@ -212,7 +212,8 @@ def ahead(bed: Any) -> dict[str, Any]:
     batch.seq_lens = torch_of([len(mine.row(one)) for one in mine.running])
     batch.req_to_token_pool = mine.table
     placed: list[int] = []
-    stock = kv_allocators.place
+    names: Any = kv_allocators
+    stock = names.place
 
     def counting(*args: Any, **kwargs: Any) -> Any:
         placed.append(args[1].total)
@@ -234,7 +235,7 @@ def ahead(bed: Any) -> dict[str, Any]:
         with kv_slots.growing(batch, tokens):
             return [int(slot) for slot in allocator.alloc(2 * tokens)]
 
-    kv_allocators.place = counting
+    names.place = counting
     try:
         ends = [int(mine.row(one)[-1]) for one in mine.running]
         first = window()
@@ -243,6 +244,13 @@ def ahead(bed: Any) -> dict[str, Any]:
         found["the step's"] = step() == first
         found["placed"] = placed[:]
         allocator.free(torch_of(first))
+        # If anything happened since, nobody can tell that it is the same step.
+        kept = allocator.alloc(4)
+        window()
+        placed.clear()
+        allocator.free(kept)
+        allocator.free(torch_of(step()))
+        found["not since"] = placed[:]
         # Nobody's and another's are theirs alone, and leave the step what it had.
         window()
         placed.clear()
@@ -252,14 +260,85 @@ def ahead(bed: Any) -> dict[str, Any]:
         window()
         found["longer"] = len({*step(9)})
         found["placed for others"] = placed[:]
+        # Behind another allocation of the same window nothing is taken for longer than that.
+        state = allocator.backup_state()
+        assert allocator.alloc(40) is not None
+        step()
+        allocator.restore_state(state)
         size = allocator.available_size()
         everything = allocator.alloc(size)
         found["all"] = len({*everything.tolist()}) - size
         allocator.clear()
         found["cleared"] = allocator.available_size()
     finally:
-        kv_allocators.place = stock
+        names.place = stock
     return found
+
+
+def ahead_on_pages(bed: Any) -> dict[str, Any]:
+    """Scene: the same on pages of 4, and when a request has grown meanwhile."""
+    from sglang_overlay.srt import kv_allocators, kv_slots
+
+    from tests.support.kv_bed import KvBed
+
+    mine = KvBed(page=4, slots=400, placed=True)
+    assert mine.admit([1] * 30)
+    assert mine.admit([2] * 31)
+    batch, allocator = mine._batch(mine.running), mine.allocator
+    lengths = torch_of([len(mine.row(one)) for one in mine.running])
+    batch.seq_lens, batch.seq_lens_cpu = lengths, lengths.clone()
+    calls: list[int] = []
+    names: Any = kv_allocators
+    stock = names.token_slots
+
+    def counting(growth: Any, pages: Any, size: int) -> Any:
+        calls.append(len(pages))
+        return stock(growth, pages, size)
+
+    def step(tokens: int = 8) -> list[int]:
+        with kv_slots.growing(batch, 8):
+            slots: Any = mine._extend(batch, tokens)
+        return [int(slot) for slot in slots]
+
+    def window(tokens: int = 8) -> list[int]:
+        state = allocator.backup_state()
+        taken = step(tokens)
+        allocator.restore_state(state)
+        return taken
+
+    names.token_slots = counting
+    try:
+        ends = [int(mine.row(one)[-1]) for one in mine.running]
+        first = window()
+        found: dict[str, Any] = {
+            "in their pages": [first[0] - ends[0], first[8] - ends[1]],
+            "the step's": step() == first,
+            "calls": calls[:],
+        }
+        new = {slot // 4 for slot in first} - {end // 4 for end in ends}
+        allocator.free(torch_of([4 * page for page in new]))
+        second = window()
+        lengths += 1
+        batch.seq_lens_cpu += 1
+        calls.clear()
+        third = step()
+        found["grown"] = [third[0] != second[0], calls[:]]
+        window(5)
+        found["shorter"] = [len(step(5)), len(calls)]
+    finally:
+        names.token_slots = stock
+    return found
+
+
+def test_so_it_has_on_pages(overlay: Path) -> None:
+    found = play(ahead_on_pages, Launch(tree=overlay, algorithm="")).result
+    assert found == {
+        "in their pages": [1, 1],
+        "the step's": True,
+        "calls": [4],
+        "grown": [True, [4]],
+        "shorter": [10, 3],
+    }
 
 
 def torch_of(numbers: list[int]) -> Any:
@@ -276,6 +355,7 @@ def test_a_step_has_the_slots_that_its_window_had(overlay: Path) -> None:
         "again": True,
         "the step's": True,
         "placed": [16, 16],
+        "not since": [16],
         "another's": [],
         "longer": 18,
         "placed for others": [16, 16, 16, 18],

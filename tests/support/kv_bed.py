@@ -203,8 +203,8 @@ class KvBed:
             self._commit(request, mine, list(tokens), path)
         return True
 
-    def draft(self, draft: int) -> torch.Tensor | None:
-        """Return slots [requests, draft] int64 for a draft of each request, or None for no room."""
+    def window(self, draft: int) -> SimpleNamespace | None:
+        """Draft ``draft`` tokens for each request; return the batch, or None for no room."""
         # Each request may need a page of its own, twice: for the drafter and for verify.
         need = len(self.running) * (-(-draft // self.page) + 1) * self.page
         common.evict_from_tree_cache(self.tree, need)
@@ -213,13 +213,19 @@ class KvBed:
         batch = self._batch(self.running)
         lengths = torch.tensor([request.kv_committed_len for request in self.running])
         batch.seq_lens, batch.seq_lens_cpu = lengths, lengths.clone()
-        # Every other window knows whose step it is for; some are for nothing, and come again.
+        # Every other one knows whose step it is for.
         self._windows += 1
-        for _ in range(2 if self._windows % 4 == 3 else 1):
-            with kv_slots.growing(batch, draft) if self._windows % 2 else nullcontext():
-                borrowed = self.allocator.backup_state()
-                assert self._extend(batch, draft) is not None
-                self.allocator.restore_state(borrowed)
+        with kv_slots.growing(batch, draft) if self._windows % 2 else nullcontext():
+            borrowed = self.allocator.backup_state()
+            assert self._extend(batch, draft) is not None
+            self.allocator.restore_state(borrowed)
+        return batch
+
+    def draft(self, draft: int) -> torch.Tensor | None:
+        """Return slots [requests, draft] int64 for a draft of each request, or None for no room."""
+        batch = self.window(draft)
+        if batch is None:
+            return None
         with kv_slots.growing(batch, draft):
             slots = self._extend(batch, draft)
         assert slots is not None

@@ -101,6 +101,24 @@ FAULTS: dict[str, tuple[type, str, str, str]] = {
         "self.free_map = state",
         "pass",
     ),
+    "what a window had ahead is lost": (
+        _Placement,
+        "_drop_ahead",
+        "self.free_map.release(self._ahead.units)",
+        "pass",
+    ),
+    "what a window had ahead is not counted": (
+        _Placement,
+        "_available_units",
+        "free += self._ahead.units.numel()",
+        "pass",
+    ),
+    "what a window has ahead stays in the map": (
+        _Placement,
+        "_step",
+        "units = self._take(demand, prompt=False) if demand.total else self._nowhere[:0]",
+        "units = place(self.free_map.copy(), demand, longest_runs(self.free_map), headroom=0)",
+    ),
     "a flush frees nothing": (
         _Placement,
         "clear",

@@ -34,6 +34,7 @@ HAPPENED = dict.fromkeys(
         *("admitted", "chunked", "moved beside chunked", "decoded", "verified", "verified trees"),
         *("finished", "retracted", "resumed", "evicted", "split", "flushed"),
         *("moved", "scattered", "scattered beside running", "taken back", "refused"),
+        "drafted for nothing",
     ),
     0,
 )
@@ -101,6 +102,14 @@ class Serving(RuleBasedStateMachine):
             done = [bed.step(DRAFT, outputs, path) for bed in self.both()]
         assert done[0] == done[1]
         HAPPENED["verified trees" if tree else "verified"] += done[0]
+
+    @rule()
+    def draft_for_nothing(self) -> None:
+        if self._may_grow():
+            with unchanged(self.bed):
+                done = [bed.window(DRAFT) is None for bed in self.both()]
+            assert done[0] == done[1]
+            HAPPENED["drafted for nothing"] += not done[0]
 
     @rule(tokens=st.lists(st.integers(0, 1), min_size=6, max_size=6))
     def decode(self, tokens: list[int]) -> None:

@@ -45,7 +45,7 @@ class FreeMap:
     def flags_to_take_from(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return `flags` without the units [n] int64 beside them, which the caller must set."""
         back = self._given_back
-        if len(back) == 1 and len(back[0]) <= ON_THE_WAY:
+        if len(back) == 1 and back[0].numel() <= ON_THE_WAY:
             self._given_back = []
             return self._flags, back[0]
         return self.flags, None
@@ -57,9 +57,11 @@ class FreeMap:
 
     def release(self, units: torch.Tensor) -> None:
         """Give back ``units`` [n] int, none twice and none free; nobody may write them any more."""
-        if len(units):
+        # A tensor's `len` takes the host several times as long.
+        released = units.numel()
+        if released:
             self._given_back.append(units.long())
-            self.count += len(units)
+            self.count += released
 
     def listed(self) -> torch.Tensor:
         """Return the free units [count] int64, ascending; waits for the device."""

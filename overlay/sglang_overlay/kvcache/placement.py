@@ -136,7 +136,7 @@ def launch_place(free: FreeMap, demand: Demand, runs: Runs, headroom: int) -> to
         WARPS,
         (*tensors, runs.starts, runs.lengths, found, free.scratch(total + 2 * requests)),
         (
-            *(0 if back is None else len(back), stride, requests, each, free.units),
+            *(0 if back is None else back.numel(), stride, requests, each, free.units),
             *(runs.starts.shape[0], headroom, total),
             *(demand.page_size, ROWS, COLUMNS, HOMES, LANES, WIDE),
         ),
@@ -171,7 +171,7 @@ def _place_on_host(free: FreeMap, demand: Demand, runs: Runs, headroom: int) -> 
     lacking = [share for share in shares if share.needed]
     for earlier, share in enumerate(lacking[:HOMES]):
         found = False
-        while not found and homes.known:
+        while not found and homes.any():
             number, start, end = homes.longest()
             # Whoever ended before the run may just have gone on into it.
             start += share.first_free(start, end)
@@ -213,6 +213,10 @@ class _Homes:
         """Return how many units are left in the runs."""
         return int(self._lengths.sum())
 
+    def any(self) -> bool:
+        """Say whether any is left."""
+        return bool(self._lengths.max() > 0)
+
     def longest(self) -> tuple[int, int, int]:
         """Return number, start and end of the longest run, the first of equal ones."""
         number = int(self._lengths.argmax())
@@ -227,7 +231,7 @@ class _Homes:
 def _take_any(flags: npt.NDArray[np.uint8], needed: int, homes: _Homes, stop: int) -> Array:
     """Take units out of the longest runs, then the lowest, and the padding unit for the rest."""
     parts: list[Array] = []
-    while needed and homes.known:
+    while needed and homes.any():
         number, start, end = homes.longest()
         part = np.flatnonzero(flags[start:end])[:needed] + start
         flags[part] = 0

@@ -6,8 +6,10 @@ the list is made for whoever asks for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,6 +31,21 @@ FEW = 2
 # forward may still run when a request is released, and has ended once the one behind it is
 # prepared; with one more for good measure.
 PATIENCE = 3
+
+
+@dataclass(kw_only=True, slots=True)
+class _Ahead:
+    """What a window had for a step, and leaves for the step itself.
+
+    ``asked`` and ``lengths``: see `_Placement._step`. The ``units`` are in no map, but free as soon
+    as the window is closed. ``changes``: those there had been.
+    """
+
+    asked: Demand
+    lengths: tuple[list[int], list[int]] | None
+    units: torch.Tensor
+    slots: torch.Tensor
+    changes: int
 
 
 class _Placement:
@@ -58,9 +75,10 @@ class _Placement:
     _aside: torch.Tensor
     _wanted = 0
     _lent = 0
-    # What a window had for requests that grow, and whose step it was: the step itself has the same.
-    # In no map either, but free as soon as the window is closed.
-    _ahead: tuple[Demand, torch.Tensor] | None = None
+    _ahead: _Ahead | None = None
+    # Whom the next allocation is for, if that is known.
+    _demand: Demand | None = None
+    _prompt = False
 
     @property
     def free_pages(self) -> torch.Tensor:
@@ -76,7 +94,7 @@ class _Placement:
     @property
     def release_pages(self: Any) -> torch.Tensor:
         """Return the free units [n] int64 that the map does not have: held back, or for windows."""
-        ahead = [] if self._ahead is None else [self._ahead[1]]
+        ahead = [] if self._ahead is None else [self._ahead.units]
         return torch.cat([self._aside, *ahead, *(units for _, units in self._held)])
 
     @release_pages.setter
@@ -91,8 +109,11 @@ class _Placement:
         return int(self._available_units() * self.page_size)
 
     def _available_units(self) -> int:
-        ahead = 0 if self._ahead is None or self._borrowing else self._ahead[0].total
-        return self.free_map.count + self._held_units + len(self._aside) - self._lent + ahead
+        free: int = self.free_map.count + self._held_units - self._lent
+        free += self._aside.numel()
+        if self._ahead is not None and not self._borrowing:
+            free += self._ahead.units.numel()
+        return free
 
     def backup_state(self) -> FreeMap:
         """Open a window: what is allocated until `restore_state` is given back by it."""
@@ -119,13 +140,14 @@ class _Placement:
         """Say whether no window and no group of releases is open."""
         return not self._borrowing and self.is_not_in_free_group
 
-    def _release(self, units: torch.Tensor) -> None:
+    def _release(self, units: torch.Tensor, *, own: bool = False) -> None:
+        """Free ``units`` [n] int, which nobody else knows if they are ``own``."""
         # What is released in a window goes back with it.
         if self.patient and not self._borrowing:
             self._hold(units)
         else:
-            # Whole, it is nobody else's any more.
-            part = units.nbytes != units.untyped_storage().nbytes()
+            # A part of a request's row goes to other slots. What is whole is nobody's any more.
+            part = not own and units.nbytes != units.untyped_storage().nbytes()
             self.free_map.release(_copied(units) if part else units)
 
     def _hold(self, units: torch.Tensor) -> None:
@@ -144,6 +166,19 @@ class _Placement:
             if self._kept is not None and self._kept is not self.free_map:
                 self._kept.release(units)
 
+    def following(
+        self, last: torch.Tensor | RowEnds, counts: Sequence[int], *, prompt: bool
+    ) -> AbstractContextManager[None]:
+        """Within: an allocation of ``sum(counts)`` slots is for these requests, in this order.
+
+        ``last`` and ``counts``: see `Demand`. ``prompt``: they are prompts, to be filled at once.
+        """
+        return _Following(self, Demand(last=last, counts=counts), prompt)
+
+    def expect(self, demand: Demand | None, *, prompt: bool) -> None:
+        """Let allocations be for ``demand``, or for nobody in particular."""
+        self._demand, self._prompt = demand, prompt
+
     def _place(
         self: Any, demand: Demand, *, prompt: bool, step: bool = False
     ) -> torch.Tensor | None:
@@ -155,11 +190,7 @@ class _Placement:
         self.changes += 1
         if not self._borrowing:
             self._steps += step
-            if self._ahead is not None:
-                (asked, units), self._ahead = self._ahead, None
-                if asked.is_same(demand):
-                    return units
-                self.free_map.release(units)
+            self._drop_ahead()
         if self._held:
             self._let_go(demand.total)
         if demand.total > self._available_units():
@@ -170,7 +201,7 @@ class _Placement:
             return self._borrow(demand)
         if demand.total > self.free_map.count:
             self._put_back()
-        elif self._wanted > len(self._aside):
+        elif self._wanted > self._aside.numel():
             self._put_aside(demand.total)
         return self._take(demand, prompt=prompt)
 
@@ -189,28 +220,73 @@ class _Placement:
 
     def _drop_ahead(self) -> None:
         if self._ahead is not None:
-            self.free_map.release(self._ahead[1])
+            self.free_map.release(self._ahead.units)
             self._ahead = None
+
+    def _step(
+        self,
+        demand: Demand,
+        asked: Demand,
+        lengths: tuple[list[int], list[int]] | None = None,
+        slots: Callable[[torch.Tensor], torch.Tensor] = lambda units: units,
+    ) -> torch.Tensor | None:
+        """Return ``slots`` of units for a step of running requests, or None where fewer are free.
+
+        A drafter's window that is for the same step has them first, and leaves them for verify:
+        ``asked`` tells the requests, ``lengths`` how long they are before and after, where the
+        slots depend on it.
+        """
+        if not self._borrowing:
+            found = self._from_window(asked, lengths)
+            if found is not None:
+                return found
+        elif self._may_take_ahead(demand):
+            self.changes += 1
+            units = self._take(demand, prompt=False) if demand.total else self._nowhere[:0]
+            found = slots(units)
+            self._ahead = _Ahead(
+                asked=asked, lengths=lengths, units=units, slots=found, changes=self.changes
+            )
+            return found
+        units_of_all = self._place(demand, prompt=False, step=True)
+        return None if units_of_all is None else slots(units_of_all)
+
+    def _from_window(
+        self, asked: Demand, lengths: tuple[list[int], list[int]] | None
+    ) -> torch.Tensor | None:
+        ahead = self._ahead
+        if (
+            ahead is None
+            or ahead.changes != self.changes
+            or ahead.lengths != lengths
+            or not ahead.asked.is_same(asked)
+        ):
+            return None
+        self._ahead = None
+        self.changes += 1
+        self._steps += 1
+        return ahead.slots
+
+    def _may_take_ahead(self, demand: Demand) -> bool:
+        # Not in a map that is thrown away when the window closes.
+        if self._kept is not self.free_map or self._lent or self._ahead is not None:
+            return False
+        if demand.total > self.free_map.count:
+            self._put_back()
+        return demand.total <= self.free_map.count
 
     def _borrow(self, demand: Demand) -> torch.Tensor:
         """Return units [demand.total] for a window: they go back at once, so any will do."""
-        if isinstance(demand.last, RowEnds) and self._kept is self.free_map and not self._lent:
-            if demand.total > self.free_map.count:
-                self._put_back()
-            if self._ahead is None and demand.total <= self.free_map.count:
-                units = self._take(demand, prompt=False)
-                self._ahead = demand, units
-                return units
         self._wanted = max(self._wanted, demand.total)
-        if not self._lent and demand.total <= len(self._aside):
+        if not self._lent and demand.total <= self._aside.numel():
             # A window asks once, as a rule: then nothing need be taken, and given back.
             self._lent = demand.total
-            all_of_them = demand.total == len(self._aside)
+            all_of_them = demand.total == self._aside.numel()
             return self._aside if all_of_them else self._aside[: demand.total]
         self.free_map = self.free_map.copy()
         if demand.total > self.free_map.count:
             self.free_map.release(self._aside[self._lent :])
-            self._lent = len(self._aside)
+            self._lent = self._aside.numel()
         # What this cuts off the runs comes back.
         runs, uses = self._runs, self._uses
         self._runs = runs and runs.copy()
@@ -231,35 +307,33 @@ class _Placement:
 
 
 def _copied(units: torch.Tensor) -> torch.Tensor:
-    # It may be a part of a request's row, which goes to other slots.
     return units.to(torch.int64, copy=True)
+
+
+class _Following:
+    """A context of `following`; a generator would take twice as long."""
+
+    def __init__(self, allocator: _Placement, demand: Demand, prompt: bool) -> None:
+        self._allocator, self._demand, self._prompt = allocator, demand, prompt
+
+    def __enter__(self) -> None:
+        self._allocator.expect(self._demand, prompt=self._prompt)
+
+    def __exit__(self, *_: object) -> None:
+        self._allocator.expect(None, prompt=False)
 
 
 class PlacedTokenAllocator(_Placement, TokenToKVPoolAllocator):  # type: ignore[misc]
     """The allocator for pages of one slot. It is told by `following` whom an allocation is for."""
-
-    _demand: Demand | None = None
-    _prompt = False
-
-    def following(
-        self, last: torch.Tensor | RowEnds, counts: Sequence[int], *, prompt: bool
-    ) -> AbstractContextManager[None]:
-        """Within: an allocation of ``sum(counts)`` slots is for these requests, in this order.
-
-        ``last`` and ``counts``: see `Demand`. ``prompt``: they are prompts, to be filled at once.
-        """
-        return _Following(self, Demand(last=last, counts=counts), prompt)
-
-    def expect(self, demand: Demand | None, *, prompt: bool) -> None:
-        """Let allocations be for ``demand``, or for nobody in particular."""
-        self._demand, self._prompt = demand, prompt
 
     def alloc(self, need_size: int) -> torch.Tensor | None:
         """Return slots [need_size] int64, or None where fewer are free."""
         demand = self._demand
         if demand is None or demand.total != need_size:
             return self._place(self._newcomer(need_size), prompt=False)
-        return self._place(demand, prompt=self._prompt, step=not self._prompt)
+        if self._prompt:
+            return self._place(demand, prompt=True)
+        return self._step(demand, demand)
 
     def free(self, free_index: torch.Tensor) -> None:
         """Free slots [n] int."""
@@ -268,19 +342,6 @@ class PlacedTokenAllocator(_Placement, TokenToKVPoolAllocator):  # type: ignore[
             self._release(free_index)
         else:
             self.free_group.append(free_index)
-
-
-class _Following:
-    """A context of `PlacedTokenAllocator.following`; a generator would take twice as long."""
-
-    def __init__(self, allocator: PlacedTokenAllocator, demand: Demand, prompt: bool) -> None:
-        self._allocator, self._demand, self._prompt = allocator, demand, prompt
-
-    def __enter__(self) -> None:
-        self._allocator.expect(self._demand, prompt=self._prompt)
-
-    def __exit__(self, *_: object) -> None:
-        self._allocator.expect(None, prompt=False)
 
 
 class PlacedPagedAllocator(_Placement, PagedTokenToKVPoolAllocator):  # type: ignore[misc]
@@ -342,13 +403,18 @@ class PlacedPagedAllocator(_Placement, PagedTokenToKVPoolAllocator):  # type: ig
         if not self.is_not_in_free_group:
             self.free_group.append(free_index)
         elif len(free_index):
-            self._release(torch.unique(free_index // self.page_size))
+            self._release(torch.unique(free_index // self.page_size), own=True)
 
     def _grow(self, growth: Growth, *, step: bool) -> torch.Tensor | None:
         counts = growth.pages(self.page_size)
         demand = Demand(last=growth.last, counts=counts, page_size=self.page_size)
+        slots = functools.partial(token_slots, growth, size=self.page_size)
+        asked = self._demand
+        if asked is not None and asked.total == growth.total:
+            lengths = growth.before_on_host.tolist(), growth.after_on_host.tolist()
+            return self._step(demand, asked, lengths, slots)
         pages = self._place(demand, prompt=max(counts, default=0) > FEW, step=step)
-        return None if pages is None else token_slots(growth, pages, self.page_size)
+        return None if pages is None else slots(pages)
 
 
 KNOWN = (TokenToKVPoolAllocator, PagedTokenToKVPoolAllocator)

@@ -122,7 +122,7 @@ def growing(batch: Any, tokens: int) -> AbstractContextManager[None]:
     """Return a context in which an allocation knows that each request grows by ``tokens``."""
     allocator = batch.tree_cache.token_to_kv_pool_allocator
     requests = len(batch.reqs)
-    if not isinstance(allocator, PlacedTokenAllocator) or not requests:
+    if not isinstance(allocator, kv_allocators.PLACED) or not requests:
         return nullcontext()
     last = RowEnds(
         table=batch.req_to_token_pool.req_to_token,
