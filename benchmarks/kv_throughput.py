@@ -21,10 +21,13 @@ Prompts share heads and evict one another; what is drafted and accepted is decid
 the longest free runs, are kinds of their own. After each conversation there are idle moments, in
 which level ``idle`` makes its passes: they count in no rate, since nothing runs then.
 
-Weights are random. The target has the layers of Kimi K2 and as many heads as one of eight GPUs has
-of it; a layer's weights are `WIDE` × 6 KB = 0.2 GB. Of Kimi K2's, such a GPU reads about 2 GB for a
-batch like this, whose tokens choose nearly all experts. So a real step is longer, and the share of
-what placing costs it smaller. With ``--layers 24`` the host takes longer than the device.
+Weights are random. The target has the layers of Kimi K2.x and as many heads as one of eight GPUs
+has of it. A decode step reads 1 GB of weights in each layer, as that GPU does of experts with 4
+bits: 128 tokens choose nine tenths of them. (With 8 bits, and of DeepSeek V3, it is more.) All
+layers have the same weights, so that several servers fit on a GPU (``shared_experts.py``). Nothing
+is there of what eight GPUs say to one another, which is a part of a real step too. What placing
+costs is a matter of µs a step, whatever the step: with ``--layer-gb 0.2`` the steps are short, and
+with ``--layers 24`` the host takes longer than the device.
 
 ``--control US`` adds a server at level ``off`` whose steps take US µs longer: what the method says
 of it shows what it can tell on this host. With 0 it shows how far two processes that do the same

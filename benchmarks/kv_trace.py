@@ -4,7 +4,8 @@
 
 The trace has conversations over a few shared system prompts, speculative steps that commit a
 varying number of drafted tokens, evictions (all that is ever cached is several times the pool), and
-moments with nothing to do. It is the same for every level. Nothing is computed: rows are not kept,
+moments with nothing to do. It is the same for every level; with eight times the slots, in which
+nothing is evicted, it is replayed too. Nothing is computed: rows are not kept,
 so times are the slot bookkeeping's alone, on a CPU. Results go to ``benchmarks/results``. With
 ``--maps`` a picture of the pool at the end, for pages of one slot without and with placement, is
 all that is made; it goes to ``docs/images``.
@@ -41,6 +42,8 @@ from tests.support.engine.launch import Launch  # noqa: E402
 # Idle moments of the scheduler's in one of the trace.
 IDLE_CALLS = 520
 SLOTS = 65_536
+# A pool that never fills.
+ROOMY = 8 * SLOTS
 # Slots in a picture: more would only make it large.
 MAPPED = 8_192
 CONTEXT = 6144
@@ -76,11 +79,14 @@ def _tokens(random: Random, count: int) -> list[int]:
 class Replay:
     """The trace on one bed: ``page``, ``level``, and which slots a commit keeps."""
 
-    def __init__(self, page: int, level: str, commit: str, requests: int) -> None:
+    def __init__(
+        self, page: int, level: str, commit: str, requests: int, slots: int | None = None
+    ) -> None:
         from tests.support.kv_bed import KvBed
 
         self.random = Random(20261130)
-        self.bed = KvBed(page=page, slots=SLOTS, placed=level != OFF, context=CONTEXT)
+        self.slots = slots or SLOTS
+        self.bed = KvBed(page=page, slots=self.slots, placed=level != OFF, context=CONTEXT)
         self.level = level
         self.commit = commit
         self.requests = requests
@@ -211,6 +217,7 @@ class Replay:
 
         result: dict[str, Any] = {
             "page": self.bed.page,
+            "slots": self.slots,
             "commit": self.commit,
             "level": self.level,
             **{name: round(mean(name), 3) for name in busy[0]},
@@ -233,11 +240,12 @@ class Replay:
 
 def measure(requests: int) -> list[dict[str, Any]]:
     """Return a row per page size, kind of commit and level."""
-    cases = [(1, commit, level) for commit in COMMITS for level in KV_LEVELS]
-    cases += [(64, "first", level) for level in KV_LEVELS]
+    cases = [(1, commit, level, SLOTS) for commit in COMMITS for level in KV_LEVELS]
+    cases += [(64, "first", level, SLOTS) for level in KV_LEVELS]
+    cases += [(page, "first", level, ROOMY) for page in (1, 64) for level in (OFF, PLACEMENT)]
     rows = []
-    for page, commit, level in cases:
-        rows.append(Replay(page, level, commit, requests).run())
+    for page, commit, level, slots in cases:
+        rows.append(Replay(page, level, commit, requests, slots).run())
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     return rows
 
@@ -264,13 +272,13 @@ def draw_maps(folder: Path, requests: int) -> None:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return the results as a Markdown table."""
     lines = [
-        "| page | commit | level | tokens per run, running | cached | aligned, running "
+        "| slots | page | commit | level | tokens per run, running | cached | aligned, running "
         "| descriptors a request | largest free run | µs a token, placement | moved a token |",
-        "|" + "---|" * 10,
+        "|" + "---|" * 11,
     ]
     for row in rows:
         lines.append(
-            f"| {row['page']} | {row['commit']} | {row['level']} "
+            f"| {row['slots']} | {row['page']} | {row['commit']} | {row['level']} "
             f"| {row['running_tokens_per_run']:.1f} | {row['cached_tokens_per_run']:.1f} "
             f"| {row['running_aligned_share']:.0%} | {row['descriptors_per_request']:.1f} "
             f"| {row['largest_free_run']:.0f} | {row['placement_us_per_token']:.0f} "
@@ -313,7 +321,6 @@ def main() -> None:
         "sglang": options.release,
         "torch": torch.__version__,
         "requests": options.requests,
-        "slots": SLOTS,
         "concurrency": CONCURRENCY,
         "draft": DRAFT,
     }

@@ -232,15 +232,11 @@ class _Placement:
     ) -> torch.Tensor | None:
         """Return ``slots`` of units for a step of running requests, or None where fewer are free.
 
-        A drafter's window that is for the same step has them first, and leaves them for verify:
+        A drafter's window that is for a step has them first, and leaves them for `_from_window`:
         ``asked`` tells the requests, ``lengths`` how long they are before and after, where the
         slots depend on it.
         """
-        if not self._borrowing:
-            found = self._from_window(asked, lengths)
-            if found is not None:
-                return found
-        elif self._may_take_ahead(demand):
+        if self._borrowing and self._may_take_ahead(demand):
             self.changes += 1
             units = self._take(demand, prompt=False) if demand.total else self._nowhere[:0]
             found = slots(units)
@@ -248,15 +244,17 @@ class _Placement:
                 asked=asked, lengths=lengths, units=units, slots=found, changes=self.changes
             )
             return found
-        units_of_all = self._place(demand, prompt=False, step=True)
-        return None if units_of_all is None else slots(units_of_all)
+        placed_now = self._place(demand, prompt=False, step=True)
+        return None if placed_now is None else slots(placed_now)
 
     def _from_window(
         self, asked: Demand, lengths: tuple[list[int], list[int]] | None
     ) -> torch.Tensor | None:
+        """Return what a window had for just this step, or None."""
         ahead = self._ahead
         if (
             ahead is None
+            or self._borrowing
             or ahead.changes != self.changes
             or ahead.lengths != lengths
             or not ahead.asked.is_same(asked)
@@ -333,7 +331,8 @@ class PlacedTokenAllocator(_Placement, TokenToKVPoolAllocator):  # type: ignore[
             return self._place(self._newcomer(need_size), prompt=False)
         if self._prompt:
             return self._place(demand, prompt=True)
-        return self._step(demand, demand)
+        found = self._from_window(demand, None)
+        return self._step(demand, demand) if found is None else found
 
     def free(self, free_index: torch.Tensor) -> None:
         """Free slots [n] int."""
@@ -406,12 +405,18 @@ class PlacedPagedAllocator(_Placement, PagedTokenToKVPoolAllocator):  # type: ig
             self._release(torch.unique(free_index // self.page_size), own=True)
 
     def _grow(self, growth: Growth, *, step: bool) -> torch.Tensor | None:
+        asked = self._demand
+        if asked is not None and asked.total != growth.total:
+            asked = None
+        if asked is not None:
+            lengths = growth.before_on_host.tolist(), growth.after_on_host.tolist()
+            found = self._from_window(asked, lengths)
+            if found is not None:
+                return found
         counts = growth.pages(self.page_size)
         demand = Demand(last=growth.last, counts=counts, page_size=self.page_size)
         slots = functools.partial(token_slots, growth, size=self.page_size)
-        asked = self._demand
-        if asked is not None and asked.total == growth.total:
-            lengths = growth.before_on_host.tolist(), growth.after_on_host.tolist()
+        if asked is not None:
             return self._step(demand, asked, lengths, slots)
         pages = self._place(demand, prompt=max(counts, default=0) > FEW, step=step)
         return None if pages is None else slots(pages)
