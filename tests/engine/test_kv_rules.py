@@ -260,6 +260,13 @@ def ahead(bed: Any) -> dict[str, Any]:
         window()
         found["longer"] = len({*step(9)})
         found["placed for others"] = placed[:]
+        # What is released in a window was free when it closes, and is so once.
+        state = allocator.backup_state()
+        allocator.free(torch_of(step()))
+        allocator.restore_state(state)
+        size = allocator.available_size()
+        listed = [*allocator.free_pages.tolist(), *allocator.release_pages.tolist()]
+        found["released in a window"] = [len(listed) - size, len({*listed}) - size]
         # Behind another allocation of the same window nothing is taken for longer than that.
         state = allocator.backup_state()
         assert allocator.alloc(40) is not None
@@ -357,6 +364,7 @@ def test_a_step_has_the_slots_that_its_window_had(overlay: Path) -> None:
         "placed": [16, 16],
         "not since": [16],
         "another's": [],
+        "released in a window": [0, 0],
         "longer": 18,
         "placed for others": [16, 16, 16, 18],
         "all": 0,

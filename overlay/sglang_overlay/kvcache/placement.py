@@ -116,11 +116,12 @@ def place(free: FreeMap, demand: Demand, runs: Runs, *, headroom: int) -> torch.
 def launch_place(free: FreeMap, demand: Demand, runs: Runs, headroom: int) -> torch.Tensor:
     """Launch the kernel; return the units [demand.total] int64. `place` keeps count."""
     wanted, ends, total = demand.counts, demand.last, demand.total
-    flags, back = free.flags_to_take_from()
     requests, each, counts = len(wanted), wanted[0], None
     if wanted.count(each) != requests:
-        counts = _counts(tuple(wanted), flags.device)
-    found = runs.starts.new_empty(total)
+        counts = _counts(tuple(wanted), runs.starts.device)
+    found, scratch = runs.starts.new_empty(total), free.scratch(total + 2 * requests)
+    # Last, for what may fail before: it is written down nowhere else then.
+    flags, back = free.flags_to_take_from()
     last: torch.Tensor
     types: tuple[torch.dtype, ...]
     if isinstance(ends, RowEnds):
@@ -134,7 +135,7 @@ def launch_place(free: FreeMap, demand: Demand, runs: Runs, headroom: int) -> to
         ("place_units", flags.device, counts is None, demand.page_size, *types),
         (1, 1),
         WARPS,
-        (*tensors, runs.starts, runs.lengths, found, free.scratch(total + 2 * requests)),
+        (*tensors, runs.starts, runs.lengths, found, scratch),
         (
             *(0 if back is None else back.numel(), stride, requests, each, free.units),
             *(runs.starts.shape[0], headroom, total),
@@ -163,7 +164,8 @@ def _place_on_host(free: FreeMap, demand: Demand, runs: Runs, headroom: int) -> 
     ends: set[int] = set()
     for share, last in zip(shares, demand.units().tolist(), strict=True):
         # Two requests may end at the same unit, that of a prefix they share: the first goes on.
-        if share.needed and last != NOTHING and last not in ends:
+        # Nobody ends in what is free: side by side, others would go past that end.
+        if share.needed and last != NOTHING and last not in ends and not flags[last]:
             ends.add(last)
             share.take_run(last + 1, free.units + 1)
     homes = _Homes(runs)

@@ -94,7 +94,7 @@ class _Placement:
     @property
     def release_pages(self: Any) -> torch.Tensor:
         """Return the free units [n] int64 that the map does not have: held back, or for windows."""
-        ahead = [] if self._ahead is None else [self._ahead.units]
+        ahead = [] if self._ahead is None or self._borrowing else [self._ahead.units]
         return torch.cat([self._aside, *ahead, *(units for _, units in self._held)])
 
     @release_pages.setter
@@ -142,10 +142,12 @@ class _Placement:
 
     def _release(self, units: torch.Tensor, *, own: bool = False) -> None:
         """Free ``units`` [n] int, which nobody else knows if they are ``own``."""
-        # What is released in a window goes back with it.
         if self.patient and not self._borrowing:
             self._hold(units)
         else:
+            # What is released in a window goes back with it.
+            if self._kept is self.free_map:
+                self.free_map = self.free_map.copy()
             # A part of a request's row goes to other slots. What is whole is nobody's any more.
             part = not own and units.nbytes != units.untyped_storage().nbytes()
             self.free_map.release(_copied(units) if part else units)
@@ -263,6 +265,8 @@ class _Placement:
         self._ahead = None
         self.changes += 1
         self._steps += 1
+        if self._held:
+            self._let_go(0)
         return ahead.slots
 
     def _may_take_ahead(self, demand: Demand) -> bool:
@@ -414,7 +418,9 @@ class PlacedPagedAllocator(_Placement, PagedTokenToKVPoolAllocator):  # type: ig
             if found is not None:
                 return found
         counts = growth.pages(self.page_size)
-        demand = Demand(last=growth.last, counts=counts, page_size=self.page_size)
+        # A drafter's own table may have ends that others have by now.
+        last = growth.last if asked is None else asked.last
+        demand = Demand(last=last, counts=counts, page_size=self.page_size)
         slots = functools.partial(token_slots, growth, size=self.page_size)
         if asked is not None:
             return self._step(demand, asked, lengths, slots)

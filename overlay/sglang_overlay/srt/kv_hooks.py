@@ -71,11 +71,14 @@ def verify_slots(stock: Function) -> Function:
 def window_slots(stock: Function) -> Function:
     """Decorate ``DFlashWorker._prepare_for_speculative_decoding``: say whose step a window is for.
 
-    Its slots are those of the verify behind it then, if that is for as many tokens.
+    Its slots are those of the verify behind it then, if that is for as many tokens. On pages they
+    also depend on the lengths, which a compact draft cache has of its own.
     """
 
     @functools.wraps(stock)
     def prepare(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        if worker.use_compact_draft_cache and worker.page_size > 1:
+            return stock(worker, batch, *args, **kwargs)
         with kv_slots.growing(batch, worker.server_args.speculative_num_draft_tokens):
             return stock(worker, batch, *args, **kwargs)
 

@@ -119,6 +119,13 @@ def test_of_many_that_end_at_the_same_unit_the_first_goes_on(by: str) -> None:
 
 
 @BY
+def test_nobody_goes_on_behind_what_is_free(by: str) -> None:
+    # The second would take what the first takes at the same time.
+    free = [10, 11, 12, 13, 14, *range(30, 40)]
+    assert chosen(free, [9, 11], [4, 2], headroom=2, by=by) == [[10, 11, 12, 13], [32, 33]]
+
+
+@BY
 def test_a_count_that_drifted_gives_the_padding_unit_and_nothing_else(by: str) -> None:
     free = free_map([20, 21, 22])
     free.count = 9

@@ -62,6 +62,8 @@ def _go_on(
         same = (end[None, :] == end[:, None]) & (count > 0)[None, :]
         rivals = tl.sum((same & (row[None, :] < row[:, None])).to(tl.int32), axis=1)
         goes = exists & (end >= 0) & (rivals == 0) & (count > 0)
+        # None goes past another's end, if those are taken: nobody ends in what is free.
+        goes = goes & (tl.load(free + end, mask=goes, other=1) == 0)
         got = tl.zeros([ROWS], tl.int64)
         at = tl.full([], 0, tl.int64)
         while tl.sum(goes.to(tl.int32), axis=0) > 0:
