@@ -616,8 +616,9 @@ def page(found: dict[str, Any]) -> str:
         f"# What placing and compacting KV slots costs, on one {found['machine']}",
         "",
         f"`benchmarks/kv_throughput.py`, {found['date']}; {builds}. DFLASH, a target of "
-        f"{found['layers']} layers, 16 heads and random weights. The levels play the same "
-        "conversations in lockstep, so that each round has a time of every level. Throughput: "
+        f"{found['layers']} layers of {found['layer_gb']:g} GB, 16 heads and random weights. The "
+        "levels play the same conversations in lockstep, so that each round has a time of every "
+        "level. Throughput: "
         "tokens per second over those of `off`, less 1; not below −0.5 % is wanted. A step's "
         "difference to that of `off`: the trimmed mean over the rounds. In brackets, what it lies "
         "between at 95 %.",
