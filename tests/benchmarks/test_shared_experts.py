@@ -14,7 +14,7 @@ from benchmarks import shared_experts
 HIDDEN, USED = 16, 8
 
 
-class Mlp(torch.nn.Module):
+class Mlp(torch.nn.Module):  # type: ignore[misc]
     """As much of a DeepSeek MLP as is looked at."""
 
     def __init__(self) -> None:
