@@ -11,7 +11,7 @@ start at once, and share one GPU, of which each takes 20 GB.
 
 They play the same conversations in lockstep (``lockstep.py``): each makes a visit of up to
 `Load.visit` decode steps, or of one prefill, while the others wait; then the next one makes the
-same. So a visit has a time for every level within half a second, and whatever slows the host slows
+same. So a visit has a time for every level within a second, and whatever slows the host slows
 all of them. Every conversation is on another core of the host, the same for all servers. A server
 times its own visits, from an idle device to an idle device. It tells what it did as well: where two
 levels did not do the same, the run ends with an error.
@@ -21,13 +21,13 @@ Prompts share heads and evict one another; what is drafted and accepted is decid
 the longest free runs, are kinds of their own. After each conversation there are idle moments, in
 which level ``idle`` makes its passes: they count in no rate, since nothing runs then.
 
-Weights are random. The target has the layers of Kimi K2.x and as many heads as one of eight GPUs
-has of it. A decode step reads 1 GB of weights in each layer, as that GPU does of experts with 4
-bits: 128 tokens choose nine tenths of them. (With 8 bits, and of DeepSeek V3, it is more.) All
-layers have the same weights, so that several servers fit on a GPU (``shared_experts.py``). Nothing
-is there of what eight GPUs say to one another, which is a part of a real step too. What placing
-costs is a matter of µs a step, whatever the step: with ``--layer-gb 0.2`` the steps are short, and
-with ``--layers 24`` the host takes longer than the device.
+Weights are random. The target has as many layers as Kimi K2.x, and 16 heads. A decode step reads 1
+GB of weights in each layer, as one of eight GPUs does of that model's experts with 4 bits: 128
+tokens choose nine tenths of them. (With 8 bits, and of DeepSeek V3, it is more.) All layers have
+the same weights, so that several servers fit on a GPU (``shared_experts.py``). Nothing is there of
+what eight GPUs say to one another, which is a part of a real step too. What placing costs is a
+matter of µs a step, whatever the step: with ``--layer-gb 0.2`` the steps are short, and with
+``--layers 24`` the host takes longer than the device.
 
 ``--control US`` adds a server at level ``off`` whose steps take US µs longer: what the method says
 of it shows what it can tell on this host. With 0 it shows how far two processes that do the same

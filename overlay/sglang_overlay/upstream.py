@@ -234,11 +234,11 @@ def writes_behind_the_host(server_args: Any) -> bool:
     """Return whether what writes new slots may do so before the forward that last wrote them ends.
 
     A batch runs while the one before is released; a transfer from another server and a load from
-    the host's cache do not wait for it.
+    the host's cache, or from LMCache, do not wait for it.
     """
     runs_ahead = not server_args.disable_overlap_schedule or server_args.pp_size > 1
-    foreign = server_args.disaggregation_mode != "null" or server_args.enable_hierarchical_cache
-    return bool(runs_ahead and foreign)
+    loads = server_args.enable_hierarchical_cache or server_args.enable_lmcache
+    return bool(runs_ahead and (loads or server_args.disaggregation_mode != "null"))
 
 
 def slot_holders(scheduler: Any) -> list[str]:

@@ -86,6 +86,7 @@ def test_two_streams_that_allocate_are_named() -> None:
         ({}, False),
         ({"disaggregation_mode": "decode"}, True),
         ({"enable_hierarchical_cache": True}, True),
+        ({"enable_lmcache": True}, True),
         ({"disaggregation_mode": "prefill", "disable_overlap_schedule": True}, False),
         ({"disaggregation_mode": "decode", "disable_overlap_schedule": True, "pp_size": 2}, True),
     ],
