@@ -120,7 +120,7 @@ def launch_place(free: FreeMap, demand: Demand, runs: Runs, headroom: int) -> to
     if wanted.count(each) != requests:
         counts = _counts(tuple(wanted), runs.starts.device)
     found, scratch = runs.starts.new_empty(total), free.scratch(total + 2 * requests)
-    # Last, for what may fail before: it is written down nowhere else then.
+    # Last, since what comes before may fail: what is handed over is written down nowhere else.
     flags, back = free.flags_to_take_from()
     last: torch.Tensor
     types: tuple[torch.dtype, ...]

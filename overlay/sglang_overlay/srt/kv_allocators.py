@@ -75,6 +75,7 @@ class _Placement:
     _aside: torch.Tensor
     _wanted = 0
     _lent = 0
+    # What the last window had, until somebody asks for slots.
     _ahead: _Ahead | None = None
     # Whom the next allocation is for, if that is known.
     _demand: Demand | None = None
