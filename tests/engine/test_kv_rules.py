@@ -37,6 +37,7 @@ def starts(bed: Any) -> dict[str, str]:
             pp_size=1,
             disaggregation_mode="null",
             enable_hierarchical_cache=False,
+            enable_lmcache=False,
         )
         runner = SimpleNamespace(token_to_kv_pool_allocator=allocator, server_args=args)
         switches.ACTIVE = switches.Switches(kv_slots=asked)
